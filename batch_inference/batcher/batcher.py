@@ -1,0 +1,62 @@
+"""The base of all batchers: how requests become one model call and its result becomes their responses."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from ..errors import RequestTooLargeError
+
+Request = tuple[Any, ...]
+
+
+class Batcher:
+    """How requests are batched. Subclass it and write `batch` and `unbatch`; every hook runs in the worker process.
+
+    A *request* is the tuple of the arguments of one ``host.predict(...)`` call. The other hooks have defaults that
+    suit a model for which every request is one item and any two requests fit together.
+    """
+
+    borrows = False
+    """True promises that `batch` copies everything it uses, so that it may be lent views of the callers' memory."""
+
+    def batch(self, requests: list[Request]) -> tuple[Any, Any]:
+        """Merge requests into ``(batched_request, context)``.
+
+        A tuple as `batched_request` gives the arguments of ``predict_batch(*batched_request)``; anything else is its
+        only argument. `context` is whatever `unbatch` needs to know.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.batch")
+
+    def unbatch(self, batched_response: Any, context: Any) -> list[Any]:
+        """Divide what the model returned into one response per request, in the order of the requests."""
+        raise NotImplementedError(f"{type(self).__name__}.unbatch")
+
+    def size(self, request: Request) -> int:
+        """What the request counts towards ``max_batch_size``."""
+        return 1
+
+    def kind(self, request: Request) -> Hashable:
+        """Only requests of equal kind share a batch."""
+        return None
+
+    def split(self, request: Request, limit: int) -> list[Request]:
+        """Divide a request larger than `limit` into requests of at most `limit`, in order."""
+        raise RequestTooLargeError(
+            f"a request of size {self.size(request)} is larger than max_batch_size={limit}, and {type(self).__name__} "
+            "has no split() to divide it: send smaller requests, raise max_batch_size, or give the batcher split() "
+            "and join()"
+        )
+
+    def join(self, responses: list[Any]) -> Any:
+        """The response to a request that was split, from the responses to its parts."""
+        raise NotImplementedError(f"{type(self).__name__}.join")
+
+    def padding(self, context: Any) -> tuple[int, int]:
+        """``(elements that callers sent, elements the model was given)`` of a batch, for the statistics; (0, 0) where
+        nothing was padded."""
+        return 0, 0
+
+    def warmup_requests(self, sample: Request) -> Iterator[list[Request]]:
+        """The batches to run before the host reports ready, made from one sample request."""
+        yield [sample]

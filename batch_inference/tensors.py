@@ -1,0 +1,322 @@
+"""Everything that has to know which framework a tensor belongs to: its identity, its bytes, its batch buffers.
+
+This is the only file that names a framework. numpy is imported; torch is not, until a torch value is really there:
+a value can only be a torch tensor when somebody else imported torch (`sys.modules`), or when one arrived by wire.
+
+A *spec* is what travels beside the raw bytes: ``(framework, dtype name, shape)``. numpy dtypes are named by
+``dtype.str`` (``"<f4"``), torch dtypes as torch prints them (``"bfloat16"``); the two sets of names are disjoint.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+Spec = tuple[str, str, tuple[int, ...]]
+
+# Below this, bytes() of a value and one slice assignment beat building a second array; above, np.copyto, which
+# also releases the GIL.
+_LARGE: Final = 32 * 1024
+# Batches smaller than this come from malloc, which hands the same warm pages out again by itself.
+_POOLED: Final = 64 * 1024
+_MAX_POOLED_BUFFERS: Final = 16
+_ALIGNMENT: Final = 64
+
+_ndarray: Final = np.ndarray
+
+
+def _plain_dtypes() -> dict[np.dtype[Any], str]:
+    """The numpy dtypes whose raw bytes say everything: numbers and bool, in both byte orders."""
+    dtypes = [np.dtype(code) for code in "?bBhHiIlLqQefdgFDG"]
+    swapped = [dtype.newbyteorder("S") for dtype in dtypes if dtype.itemsize > 1]
+    return {dtype: dtype.str for dtype in dtypes + swapped}
+
+
+_NUMPY_NAMES: Final = _plain_dtypes()
+_NUMPY_DTYPES: Final = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
+_ITEM_SIZES: dict[str, int] = {name: dtype.itemsize for name, dtype in _NUMPY_DTYPES.items()}
+
+
+class _Torch:
+    """torch and the tables made from it, built on first need."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.module: Any = torch
+        self.tensor_types = (torch.Tensor, torch.nn.Parameter)
+        self.names: dict[Any, str] = {}
+        self.dtypes: dict[str, Any] = {}
+        quantised = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
+        for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+            name = str(dtype).removeprefix("torch.")
+            if name not in quantised:
+                self.names[dtype] = name
+                self.dtypes[name] = dtype
+                _ITEM_SIZES[name] = dtype.itemsize
+
+
+_torch_tables: _Torch | None = None
+
+
+def _torch() -> _Torch:
+    global _torch_tables
+    if _torch_tables is None:
+        _torch_tables = _Torch()
+    return _torch_tables
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)  # None while another thread is still importing torch
+    return tensor is not None and isinstance(value, tensor)
+
+
+# --- identity ---------------------------------------------------------------------------------------------------
+
+
+def is_tensor(value: Any) -> bool:
+    """True for a numpy array or a torch tensor, subclasses included. Never imports torch."""
+    return isinstance(value, _ndarray) or _is_torch(value)
+
+
+def framework(value: Any) -> str:
+    """``"numpy"`` or ``"torch"``; TypeError for anything else."""
+    if isinstance(value, _ndarray):
+        return "numpy"
+    if _is_torch(value):
+        return "torch"
+    raise TypeError(f"expected a numpy array or a torch tensor, got {type(value).__name__}")
+
+
+def spec(value: Any) -> Spec | None:
+    """The identity of a tensor whose raw bytes say everything, else None (other types, object and structured dtypes,
+    dates, strings, array subclasses, sparse or quantised tensors ...)."""
+    kind = type(value)
+    if kind is _ndarray or kind is np.memmap:
+        name = _NUMPY_NAMES.get(value.dtype)
+        return None if name is None else ("numpy", name, value.shape)
+    if "torch" in sys.modules and _is_torch(value):
+        return _torch_spec(value)
+    return None
+
+
+def _torch_spec(value: Any) -> Spec | None:
+    tables = _torch()
+    name = tables.names.get(value.dtype)
+    if (
+        name is None
+        or type(value) not in tables.tensor_types
+        or value.layout is not tables.module.strided
+        or value.is_meta
+        or value.is_nested
+    ):
+        return None
+    return ("torch", name, tuple(value.shape))
+
+
+def nbytes(spec: Spec) -> int:
+    """The number of raw bytes of a tensor of this spec."""
+    size = _ITEM_SIZES.get(spec[1])
+    if size is None:
+        _torch()
+        size = _ITEM_SIZES[spec[1]]
+    return size * math.prod(spec[2])
+
+
+def check_sendable(value: Any) -> None:
+    """TypeError for tensors that cannot be copied to another process as they are: sparse, nested, quantised, meta."""
+    if not _is_torch(value):
+        return
+    module = _torch().module
+    if value.is_meta:
+        what, remedy = "a meta tensor, which has no data", "send a tensor that holds values"
+    elif value.is_quantized:
+        what, remedy = f"a quantised tensor ({value.dtype})", "send x.dequantize(), or x.int_repr() with its scale"
+    elif value.is_nested:
+        what, remedy = "a nested tensor", "send its parts one by one, or x.to_padded_tensor(0.0)"
+    elif value.layout is not module.strided:
+        what, remedy = f"a sparse tensor ({value.layout})", "send x.to_dense(), or its indices and values"
+    else:
+        return
+    raise TypeError(f"cannot send {what} of shape {tuple(value.shape)} to a model: {remedy}")
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------
+
+
+def write(value: Any, memory: Any, offset: int) -> None:
+    """Write the raw C-order bytes of a tensor into writable `memory` at `offset`. Any strides; CUDA tensors are copied
+    to the host; autograd history stays behind."""
+    array = value if isinstance(value, _ndarray) else _as_numpy(value)
+    size = array.nbytes
+    if size < _LARGE:
+        memory[offset : offset + size] = array.tobytes()
+    else:
+        np.copyto(np.ndarray(array.shape, array.dtype, memory, offset), array)
+
+
+def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """A torch tensor's values on the host as an array: itself where numpy has the dtype, else its raw bytes."""
+    tables = _torch()
+    if value.requires_grad:
+        value = value.detach()
+    if value.device.type != "cpu":
+        value = value.cpu()
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    try:
+        array: np.ndarray[Any, Any] = value.numpy()
+    except TypeError:  # bfloat16, float8: numpy has no such dtype
+        array = value.contiguous().reshape(-1).view(tables.module.uint8).numpy()
+    return array
+
+
+def view(spec: Spec, memory: Any, offset: int) -> Any:
+    """A tensor that shares `memory` (a writable buffer) from `offset` on; the tensor keeps the buffer alive."""
+    if spec[0] == "numpy":
+        return np.ndarray(spec[2], _NUMPY_DTYPES[spec[1]], memory, offset)
+    tables = _torch()
+    dtype, shape = tables.dtypes[spec[1]], spec[2]
+    count = math.prod(shape)
+    if count == 0:
+        return tables.module.empty(shape, dtype=dtype, device="cpu")
+    return tables.module.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def copy(spec: Spec, memory: Any, offset: int) -> Any:
+    """Like `view`, but the tensor owns its memory and is writable."""
+    if spec[0] == "numpy":
+        return np.ndarray(spec[2], _NUMPY_DTYPES[spec[1]], memory, offset).copy()
+    tables = _torch()
+    dtype, shape = tables.dtypes[spec[1]], spec[2]
+    size = nbytes(spec)
+    if size == 0:
+        return tables.module.empty(shape, dtype=dtype, device="cpu")
+    raw = np.ndarray((size,), np.uint8, memory, offset).copy()
+    return tables.module.from_numpy(raw).view(dtype).view(shape)
+
+
+# --- batch buffers ----------------------------------------------------------------------------------------------
+
+
+class _Pool(threading.local):
+    """Base buffers of one thread, least recently used first. A base is free when only this list refers to it: every
+    array, slice or torch tensor made from it holds a reference to it, so one that a model kept is never reused."""
+
+    def __init__(self) -> None:
+        self.bases: list[np.ndarray[Any, Any]] = []
+
+
+_pool = _Pool()
+
+
+def _references(objects: list[Any], index: int) -> int:
+    return sys.getrefcount(objects[index])
+
+
+# What _references says of an object that only the list refers to. Measured, as interpreters differ.
+_UNSHARED: Final = _references([object()], 0)
+# Reference counts tell nothing about other threads without the GIL: then each batch gets fresh memory.
+_REUSE: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def _buffer(size: int) -> np.ndarray[Any, Any]:
+    """A base buffer of at least `size` bytes that nobody else uses."""
+    bases = _pool.bases
+    fitting, small = -1, -1
+    for index in range(len(bases)):
+        if _references(bases, index) != _UNSHARED:
+            continue
+        capacity = len(bases[index])
+        if capacity >= size:
+            if fitting < 0 or capacity < len(bases[fitting]):
+                fitting = index
+        elif small < 0 or capacity > len(bases[small]):
+            small = index
+    if fitting >= 0:
+        base = bases.pop(fitting)
+    else:
+        if small >= 0:  # grow it, so that the number of buffers stays that of the buffers in use at once
+            del bases[small]
+        elif len(bases) >= _MAX_POOLED_BUFFERS:
+            del bases[0]
+        base = np.empty(size + size // 4, np.uint8)
+    if _REUSE:
+        bases.append(base)
+    return base
+
+
+def _pooled(shape: Sequence[int], dtype: np.dtype[Any], size: int) -> np.ndarray[Any, Any]:
+    base = _buffer(size + _ALIGNMENT)
+    return np.ndarray(tuple(shape), dtype, base, -base.ctypes.data % _ALIGNMENT)
+
+
+def empty(shape: Sequence[int], like: Any) -> Any:
+    """An uninitialised tensor of `shape` with the framework, dtype and device of `like`, from this thread's batch
+    buffers if it is large. It is the receiver's for as long as anything refers to it."""
+    if isinstance(like, _ndarray):
+        size = like.dtype.itemsize * math.prod(shape)
+        if size < _POOLED or like.dtype not in _NUMPY_NAMES:
+            return np.empty(shape, like.dtype)
+        return _pooled(shape, like.dtype, size)
+    module = _torch().module
+    size = like.dtype.itemsize * math.prod(shape)
+    if size < _POOLED or like.device.type != "cpu":
+        return module.empty(tuple(shape), dtype=like.dtype, device=like.device)
+    return module.from_numpy(_pooled((size,), np.dtype(np.uint8), size)).view(like.dtype).view(tuple(shape))
+
+
+def rows(value: Any) -> int:
+    """The length of a tensor's first dimension; TypeError if it has none."""
+    shape = value.shape
+    if not shape:
+        raise TypeError("expected a tensor with a batch dimension, got a 0-d one")
+    return int(shape[0])
+
+
+def concat(values: Sequence[Any]) -> Any:
+    """Join tensors of one kind (framework, dtype, trailing shape) on the first dimension, by copying each row once.
+    The result never shares memory with `values`, also when there is only one."""
+    first = values[0]
+    if isinstance(first, _ndarray):
+        dtype = first.dtype
+        size = 0
+        for value in values:
+            size += value.nbytes
+        if size < _POOLED and dtype.isnative and dtype in _NUMPY_NAMES:
+            return np.concatenate(values)
+        # With out=, numpy keeps the byte order, and the layout of structured dtypes, which promotion would not.
+        out = empty((sum([len(value) for value in values]), *first.shape[1:]), first)
+        return np.concatenate(values, out=out, casting="equiv")
+    total = sum([value.shape[0] for value in values])
+    module = _torch().module
+    with module.no_grad():
+        return module.cat(tuple(values), out=empty((total, *first.shape[1:]), first))
+
+
+def on_host(value: Any) -> Any:
+    """The tensor without autograd history and in host memory: one transfer for a whole batch, not one a slice."""
+    if isinstance(value, _ndarray):
+        return value
+    if value.requires_grad:
+        value = value.detach()
+    if value.device.type != "cpu":
+        value = value.cpu()
+    return value
+
+
+def per_row(values: Sequence[Any], counts: Sequence[int], like: Any) -> Any:
+    """One number per request as a 1-d tensor with one entry per row, in the framework of `like`."""
+    if isinstance(like, _ndarray):
+        return np.repeat(np.array(values), counts)
+    module = _torch().module
+    if isinstance(values[0], np.generic):
+        return module.from_numpy(np.repeat(np.array(values), counts))
+    column = module.tensor(values, device="cpu")
+    return column.repeat_interleave(module.tensor(counts, device="cpu"))
