@@ -1,0 +1,21 @@
+"""Settings of the documentation builder. Build with scripts/check, or: sphinx-build -W docs docs/_build/html"""
+
+from importlib.metadata import version as distribution_version
+
+project = "batch_inference"
+author = "The batch_inference authors"
+release = version = distribution_version("batch-inference-host")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+default_role = "code"  # `name` in a docstring is code
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3  # so that pages can link to #headings, as on a forge
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
