@@ -1,0 +1,14 @@
+"""Benchmarks of batch_inference: ``python -m benchmarks [names]``.
+
+    measure     what a measurement is, and how it is judged: values, no I/O
+    report      rows to a table and to JSON lines
+    machine     pinning to cores, CPU and memory of processes
+    load        callers in a closed loop, threads or asyncio tasks; every answer is checked
+    floors      what the machine allows: a bare pipe round trip, memcpy
+    transport   the judged cells, floor beside each, in interleaved rounds
+    startup     start and import times, memory of the processes
+    batchers    collate and scatter beside plain numpy
+    profile     where the time of one request goes (not part of the default run)
+
+Ratios against a floor measured in the same round carry over to other machines; absolute figures do not.
+"""

@@ -1,0 +1,117 @@
+"""What this machine allows: round trips through a bare pipe, and memcpy.
+
+A pipe round trip is 6 us where both ends share a core and 40-50 us across two, because an idle core has to be
+woken; left to itself the scheduler makes it either. So both ends are pinned, here and in the cells alike.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from benchmarks.machine import Meter, pin, pinned, two_cores
+from benchmarks.measure import Row, Sample, judge
+from benchmarks.options import Options
+from benchmarks.report import log
+
+LARGE = 4 << 20
+"""Bytes of the large case, one way."""
+COPIES = 4
+"""Copies a large request cannot do without: into the slot, the batch, the reply slot, the answer."""
+
+_ECHO = "import os,sys;r,w=map(int,sys.argv[1:])\nwhile b:=os.read(r,8):os.write(w,b)"
+
+
+class Pipe:
+    """A child process that sends back each 8 bytes it reads."""
+
+    def __enter__(self) -> Pipe:
+        far_read, self._write = os.pipe()
+        self._read, far_write = os.pipe()
+        command = (sys.executable, "-S", "-c", _ECHO, str(far_read), str(far_write))
+        self._child = subprocess.Popen(command, pass_fds=(far_read, far_write))
+        os.close(far_read)
+        os.close(far_write)
+        self.pid = self._child.pid
+        self.round_trip()  # it is up
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._write)
+        self._child.wait()
+        os.close(self._read)
+
+    def round_trip(self) -> None:
+        os.write(self._write, b"12345678")
+        os.read(self._read, 8)
+
+    def times(self, window: float, core: int) -> list[float]:
+        """Seconds of each round trip with the child on `core`; where this process runs is its own affair."""
+        pin(self.pid, {core})
+        clock, once = time.perf_counter, self.round_trip
+        for _ in range(200):
+            once()
+        times: list[float] = []
+        end = clock() + window
+        while (before := clock()) < end:
+            once()
+            times.append(clock() - before)
+        return times
+
+
+def copies_per_second(window: float, cores: Sequence[int], threads: int = 8, size: int = LARGE) -> float:
+    """memcpys of `size` bytes by `threads` threads together, each between two buffers of its own, spread over `cores`.
+
+    The large case has half of its copies on the callers' core and half on the worker's.
+    """
+    stop = threading.Event()
+    counts = [0] * threads
+
+    def work(index: int) -> None:
+        os.sched_setaffinity(0, {cores[index % len(cores)]})
+        source, target = (np.full(size // 4, index, np.float32) for _ in range(2))
+        while not stop.is_set():
+            np.copyto(target, source)
+            counts[index] += 1
+
+    running = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for thread in running:
+        thread.start()
+    time.sleep(0.1)
+    begin, before = time.perf_counter(), sum(counts)
+    time.sleep(window)
+    rate = (sum(counts) - before) / (time.perf_counter() - begin)
+    stop.set()
+    for thread in running:
+        thread.join()
+    return rate
+
+
+def run(options: Options) -> list[Row]:
+    near, far = two_cores()
+    across: list[Sample] = []
+    shared: list[Sample] = []
+    large: list[Sample] = []
+    with Pipe() as pipe, pinned({os.getpid(): near, pipe.pid: far}):
+        for number in range(options.rounds):
+            log(f"floors: round {number + 1} of {options.rounds}")
+            for core, samples in ((far, across), (near, shared)):
+                meter = Meter((os.getpid(), pipe.pid))
+                median = statistics.median(pipe.times(options.window / 2, core))
+                samples.append(Sample(median * 1e6, foreign=meter.stop().foreign))
+            meter = Meter((os.getpid(),))
+            rate = copies_per_second(options.window / 2, (near, far)) / COPIES
+            large.append(Sample(rate, foreign=meter.stop().foreign))
+    return [
+        judge("pipe round trip, two cores", "us", across),
+        judge("pipe round trip, one core", "us", shared),
+        judge("4 memcpys of 4 MiB, 8 threads", "/s", large),
+    ]
