@@ -1,8 +1,12 @@
-"""What the tensor batchers share: the kind of an argument, and taking a model's output apart row by row."""
+"""What the tensor batchers share: walking a request's arguments, and taking a model's output apart and together again.
+
+An argument is a tensor, a number, None, or a tuple, list or mapping of these. Its place in the request is a *path*: the
+index of the argument, then keys and indexes below it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,154 +14,204 @@ import numpy as np
 from .. import tensors
 from ..errors import BatcherError
 
-_SCALARS: Final = (bool, int, float, complex, np.generic)
+Path = tuple[Any, ...]
+
+_NUMBERS: Final = (bool, int, float, complex, np.number, np.bool_)
 _INT64: Final = range(-(2**63), 2**63)
 
 
-class RowCounter:
-    """The number of rows of one request, checked argument by argument."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = -1
-
-    def add(self, shape: Sequence[int]) -> None:
-        if not shape:
-            raise BatcherError(
-                "an argument is a 0-d tensor, which has no batch dimension: send x.reshape(1), or a Python number"
-            )
-        if self.count < 0:
-            self.count = shape[0]
-        elif self.count != shape[0]:
-            raise BatcherError(
-                f"the arguments of one request must have equally many rows (first dimension): got {self.count} "
-                f"and {shape[0]}"
-            )
+# --- requests ---------------------------------------------------------------------------------------------------
 
 
-def kind_of(value: Any, rows: RowCounter) -> Hashable:
-    """What `value` must have in common with another request's to be batched with it."""
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The tensors of a request, or of one of its arguments, in order, each with its path."""
     if tensors.is_tensor(value):
-        if isinstance(value, np.ma.MaskedArray):
-            raise BatcherError("masked arrays cannot be batched: send their data and mask as two arguments")
-        tensors.check_sendable(value)
-        rows.add(value.shape)
-        return value.dtype, tuple(value.shape[1:])
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return dict, tuple([(key, kind_of(item, rows)) for key, item in value.items()])
-    if isinstance(value, _SCALARS):
-        if isinstance(value, int) and value not in _INT64:
-            raise BatcherError("an integer argument does not fit 64 bits")
-        return value.dtype if isinstance(value, np.generic) else type(value)
-    if isinstance(value, (tuple, list)) and any(map(_holds_tensor, value)):
-        return type(value), tuple([kind_of(item, rows) for item in value])
-    raise BatcherError(
-        f"an argument is {_name(value)}, which has no rows to batch: send numpy arrays (np.asarray(x)) or torch tensors, "
-        "or use ListBatcher, whose model gets a list with one entry per request"
-    )
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
 
 
-def _holds_tensor(value: Any) -> bool:
+def map_tensors(value: Any, function: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """The same structure with every tensor replaced; mappings become dicts."""
+    if tensors.is_tensor(value):
+        return function(path, value)
     if isinstance(value, Mapping):
-        return any(map(_holds_tensor, value.values()))
+        return {key: map_tensors(item, function, (*path, key)) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return any(map(_holds_tensor, value))
-    return tensors.is_tensor(value)
+        return rebuild(value, [map_tensors(item, function, (*path, index)) for index, item in enumerate(value)])
+    return value
 
 
-def first_tensor(request: Any) -> Any:
-    """The tensor that gives a request its number of rows."""
-    for value in request.values() if isinstance(request, Mapping) else request:
-        if tensors.is_tensor(value):
-            return value
-        if isinstance(value, (tuple, list, Mapping)):
-            try:
-                return first_tensor(value)
-            except BatcherError:
-                continue
+def rebuild(like: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
+    """`items` as a tuple, list or named tuple like `like`."""
+    if isinstance(like, list):
+        return items
+    return type(like)(*items) if hasattr(like, "_fields") else tuple(items)
+
+
+def row_count(request: Any) -> int:
+    """The rows of the request's first tensor."""
+    for _, tensor in leaves(request):
+        if not tensor.shape:
+            raise zero_dimensional()
+        return int(tensor.shape[0])
     raise BatcherError(
         "the request holds no tensor, so it has no rows to batch: send at least one numpy array or torch tensor with a "
         "batch dimension, or use ListBatcher"
     )
 
 
-Merge = Callable[[Sequence[Any], Any], Any]
-
-
-def merge(values: Sequence[Any], path: Any, merge_tensors: Merge, counts: Sequence[int], like: Any) -> Any:
-    """Merge the same argument of all requests of a batch; `path` says where in the request it is."""
-    first = values[0]
-    if tensors.is_tensor(first):
-        return merge_tensors(values, path)
-    if first is None:
-        return None
-    if isinstance(first, Mapping):
-        return {
-            key: merge([value[key] for value in values], (*path, key), merge_tensors, counts, like) for key in first
-        }
-    if isinstance(first, (tuple, list)):
-        merged = [
-            merge(column, (*path, index), merge_tensors, counts, like)
-            for index, column in enumerate(zip(*values, strict=True))
-        ]
-        return _rebuild(first, merged)
-    return tensors.per_row(values, counts, like)
-
-
-def _rebuild(like: Any, items: list[Any]) -> Any:
-    if isinstance(like, list):
-        return items
-    return type(like)(*items) if hasattr(like, "_fields") else tuple(items)
-
-
-def scatter(output: Any, counts: Sequence[int]) -> list[Any]:
-    """Take a model's output apart: ``counts[i]`` rows for request i. Slices share the output's memory."""
-    return _scatter(output, counts, sum(counts), "")
-
-
-def _scatter(output: Any, counts: Sequence[int], total: int, where: str) -> list[Any]:
-    if tensors.is_tensor(output):
-        if not output.shape or output.shape[0] != total:
-            raise wrong_rows(total, f"{_name(output)} of shape {tuple(output.shape)}", where)
-        output = tensors.on_host(output)
-        parts = []
-        position = 0
-        for count in counts:
-            end = position + count
-            parts.append(output[position:end])
-            position = end
-        return parts
-    if isinstance(output, Mapping):
-        fields = [_scatter(item, counts, total, f"{where}[{key!r}]") for key, item in output.items()]
-        return [dict(zip(output, parts, strict=True)) for parts in _transposed(fields, counts)]
-    if isinstance(output, list) and not (output and all(map(tensors.is_tensor, output))):
-        if len(output) != total:
-            raise wrong_rows(total, f"a list of {len(output)} items", where)
-        ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-        return [output[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    if isinstance(output, (tuple, list)):
-        fields = [_scatter(item, counts, total, f"{where}[{index}]") for index, item in enumerate(output)]
-        return [_rebuild(output, list(parts)) for parts in _transposed(fields, counts)]
-    raise wrong_rows(total, _name(output), where)
-
-
-def _transposed(fields: list[list[Any]], counts: Sequence[int]) -> list[tuple[Any, ...]]:
-    return list(zip(*fields, strict=True)) if fields else [()] * len(counts)
-
-
-def wrong_rows(expected: int, got: str, where: str = "") -> BatcherError:
-    place = f"output{where}" if where else "the output"
+def zero_dimensional() -> BatcherError:
     return BatcherError(
-        f"{place} of predict_batch must have {expected} rows, as many as the batch that went in: got {got}. "
-        "Return a tensor, or a tuple, list or dict of tensors, whose first dimension is the batch; or a list with one "
-        "item per row"
+        "an argument is a 0-d tensor, which has no batch dimension: send x.reshape(1), or a Python number"
     )
 
 
-def _name(value: Any) -> str:
+def check_rows(request: Any) -> None:
+    """BatcherError unless all tensors of the request have equally many rows."""
+    count = row_count(request)
+    for path, tensor in leaves(request):
+        if not tensor.shape:
+            raise zero_dimensional()
+        if tensor.shape[0] != count:
+            raise BatcherError(
+                "all tensors of one request must have equally many rows (their first dimension): the first has "
+                f"{count}, {place('argument', path)} has {tensor.shape[0]}"
+            )
+
+
+def place(root: str, path: Path) -> str:
+    """``argument 0['input_ids']``, ``output['logits']``."""
+    if root == "argument":
+        root, path = f"argument {path[0]}", path[1:]
+    return root + "".join([f"[{key!r}]" for key in path])
+
+
+def kind_of(value: Any, path: Path, tensor_kind: Callable[[Any, Path], Hashable]) -> Hashable:
+    """What an argument must have in common with another request's to be batched with it."""
+    if tensors.is_tensor(value):
+        if isinstance(value, np.ma.MaskedArray):
+            raise BatcherError(f"{place('argument', path)} is a masked array: send its data and its mask instead")
+        return tensor_kind(value, path)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return dict, frozenset([(key, kind_of(item, (*path, key), tensor_kind)) for key, item in value.items()])
+    if isinstance(value, _NUMBERS):
+        if isinstance(value, int) and value not in _INT64:
+            raise BatcherError(f"{place('argument', path)} is an integer of more than 64 bits")
+        return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
+    if isinstance(value, (tuple, list)) and next(leaves(value), None) is not None:
+        items = [kind_of(item, (*path, index), tensor_kind) for index, item in enumerate(value)]
+        return (type(value), *items)
+    raise BatcherError(
+        f"{place('argument', path)} is {name_of(value)}, which has no rows to batch: send numpy arrays (np.asarray(x)) "
+        "or torch tensors, or use ListBatcher, whose model gets a list with one entry per request"
+    )
+
+
+class Merger:
+    """Merges the same argument of all requests of one batch: tensors with `merge_tensors`, numbers into a tensor with
+    one entry per row."""
+
+    def __init__(
+        self, requests: Sequence[Any], counts: Sequence[int], rows: int, merge_tensors: Callable[[Any, Path], Any]
+    ) -> None:
+        self._requests = requests
+        self._counts = counts
+        self._rows = rows
+        self._merge_tensors = merge_tensors
+
+    def merge(self, values: Sequence[Any], path: Path) -> Any:
+        first = values[0]
+        if tensors.is_tensor(first):
+            return self._merge_tensors(values, path)
+        if first is None:
+            return None
+        if isinstance(first, Mapping):
+            return {key: self.merge([value[key] for value in values], (*path, key)) for key in first}
+        if isinstance(first, (tuple, list)):
+            columns = enumerate(zip(*values, strict=True))
+            return rebuild(first, [self.merge(column, (*path, index)) for index, column in columns])
+        _, like = next(leaves(self._requests[0]))
+        return tensors.per_row(values, self._counts, self._rows, like)
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------
+
+
+def scatter(output: Any, counts: Sequence[int], rows: int) -> list[Any]:
+    """Take a model's output of `rows` rows apart: ``counts[i]`` of them for request i; further rows are padding and
+    dropped. Slices share the output's memory."""
+    slices = []
+    start = 0
+    for count in counts:
+        end = start + count
+        slices.append(slice(start, end))
+        start = end
+    return _scatter(output, slices, rows, ())
+
+
+def _scatter(output: Any, slices: list[slice], rows: int, path: Path) -> list[Any]:
+    if tensors.is_tensor(output):
+        shape = output.shape
+        if not shape or shape[0] != rows:
+            raise wrong_rows(rows, f"{name_of(output)} of shape {tuple(shape)}", path)
+        output = tensors.on_host(output)
+        return [output[part] for part in slices]
+    if type(output) is tuple or is_fields(output):
+        fields = [_scatter(item, slices, rows, (*path, index)) for index, item in enumerate(output)]
+        parts: Any = zip(*fields, strict=True) if fields else [()] * len(slices)
+        return list(parts) if type(output) is tuple else [rebuild(output, list(part)) for part in parts]
+    if isinstance(output, list):
+        if len(output) != rows:
+            raise wrong_rows(rows, f"a list of {len(output)} items", path)
+        return [output[part] for part in slices]
+    if isinstance(output, Mapping):
+        fields = [_scatter(item, slices, rows, (*path, key)) for key, item in output.items()]
+        parts = zip(*fields, strict=True) if fields else [()] * len(slices)
+        return [dict(zip(output, part, strict=True)) for part in parts]
+    raise wrong_rows(rows, name_of(output), path)
+
+
+def is_fields(output: Any) -> bool:
+    """Whether an output is several fields side by side: any tuple, or a list of nothing but tensors."""
+    if isinstance(output, tuple):
+        return True
+    return isinstance(output, list) and len(output) > 0 and all(map(tensors.is_tensor, output))
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """The inverse of `scatter`."""
+    first = parts[0]
+    if tensors.is_tensor(first):
+        shapes = {tuple(part.shape[1:]) for part in parts}
+        if len(shapes) > 1:
+            raise BatcherError(
+                "a request larger than max_batch_size was run in parts, and the parts of its response differ in shape: "
+                f"{sorted(shapes)}. If the model's output follows the padded length, use trim="
+            )
+        return tensors.concat(parts)
+    if isinstance(first, Mapping):
+        return {key: join([part[key] for part in parts]) for key in first}
+    if is_fields(first):
+        return rebuild(first, [join(column) for column in zip(*parts, strict=True)])
+    return [item for part in parts for item in part]
+
+
+def wrong_rows(expected: int, got: str, path: Path) -> BatcherError:
+    return BatcherError(
+        f"{place('output', path)} of predict_batch must have {expected} rows, as many as the batch that went in: got "
+        f"{got}. Return a tensor, or a tuple, list or dict of tensors, whose first dimension is the batch; or a list "
+        "with one item per row (tensors of different lengths: each in a tuple of its own)"
+    )
+
+
+def name_of(value: Any) -> str:
     if value is None:
         return "None"
     name = type(value).__name__

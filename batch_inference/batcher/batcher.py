@@ -20,17 +20,24 @@ class Batcher:
     borrows = False
     """True promises that `batch` copies everything it uses, so that it may be lent views of the callers' memory."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass that brings its own `batch` does not inherit the promise of the one it replaces."""
+        super().__init_subclass__(**options)
+        owner = next(parent for parent in cls.__mro__ if "batch" in vars(parent))
+        if cls.borrows and "borrows" not in vars(owner):
+            cls.borrows = False
+
     def batch(self, requests: list[Request]) -> tuple[Any, Any]:
         """Merge requests into ``(batched_request, context)``.
 
-        A tuple as `batched_request` gives the arguments of ``predict_batch(*batched_request)``; anything else is its
-        only argument. `context` is whatever `unbatch` needs to know.
+        A plain tuple or list as `batched_request` gives the arguments of ``predict_batch(*batched_request)``; anything
+        else is its only argument. `context` is whatever `unbatch` needs to know.
         """
-        raise NotImplementedError(f"{type(self).__name__}.batch")
+        raise NotImplementedError(f"{type(self).__name__} has no batch()")
 
     def unbatch(self, batched_response: Any, context: Any) -> list[Any]:
         """Divide what the model returned into one response per request, in the order of the requests."""
-        raise NotImplementedError(f"{type(self).__name__}.unbatch")
+        raise NotImplementedError(f"{type(self).__name__} has no unbatch()")
 
     def size(self, request: Request) -> int:
         """What the request counts towards ``max_batch_size``."""
@@ -50,13 +57,27 @@ class Batcher:
 
     def join(self, responses: list[Any]) -> Any:
         """The response to a request that was split, from the responses to its parts."""
-        raise NotImplementedError(f"{type(self).__name__}.join")
+        raise NotImplementedError(f"{type(self).__name__} has split() but no join()")
+
+    def check_limit(self, max_batch_size: int) -> None:
+        """ConfigError if batches of up to `max_batch_size` are not what this batcher was made for."""
 
     def padding(self, context: Any) -> tuple[int, int]:
         """``(elements that callers sent, elements the model was given)`` of a batch, for the statistics; (0, 0) where
-        nothing was padded."""
+        nothing is padded."""
         return 0, 0
 
-    def warmup_requests(self, sample: Request) -> Iterator[list[Request]]:
-        """The batches to run before the host reports ready, made from one sample request."""
+    def warmup_requests(self, sample: Request, limit: int | None = None) -> Iterator[list[Request]]:
+        """The batches to run before the host reports ready, made from one sample request; none larger than batches
+        get under ``max_batch_size=limit``."""
         yield [sample]
+
+
+def model_arguments(batched_request: Any) -> tuple[Any, ...]:
+    """The positional arguments of predict_batch for what `batch` returned: see there. A subclass of tuple or list, such
+    as torch's PackedSequence, is one argument."""
+    if type(batched_request) is tuple:
+        return batched_request
+    if type(batched_request) is list:
+        return tuple(batched_request)
+    return (batched_request,)
