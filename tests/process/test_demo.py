@@ -27,14 +27,14 @@ def test_batched_answers_equal_unbatched_ones_and_the_table_is_shown() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Batched and unbatched answers are equal" in done.stdout
     assert "requests/s" in done.stdout and "mean batch" in done.stdout
-    assert done.stdout.count("40/40") == 2  # both progress bars reached their end
+    assert done.stdout.count("43/43") == 2  # 40 sentences and 3 queries: both progress bars reached their end
 
 
 def test_sentences_of_ones_own_are_ranked_by_meaning(tmp_path: Path) -> None:
-    sentences = ["Thieves stole my password.", "The train was [very] late.", "Water the drooping leaves."]
+    sentences = ["Inflation is [very] high.", "The train was late.", "Thieves know my password."]
     (tmp_path / "own.txt").write_text("\n".join(sentences) + "\n\n", encoding="utf-8")
     done = run_demo("--sentences", str(tmp_path / "own.txt"))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout[done.stdout.index("Nearest sentences") :].splitlines()
     nearest = [lines[i + 1].strip()[6:] for i, line in enumerate(lines) if line.startswith("  ") and line[2] != " "]
-    assert nearest == ["Water the drooping leaves.", "The train was [very] late.", "Thieves stole my password."]
+    assert nearest == ["The train was late.", "Thieves know my password.", "Inflation is [very] high."]

