@@ -155,7 +155,7 @@ def check_sendable(value: Any) -> None:
         what, remedy = f"a sparse tensor ({value.layout})", "send x.to_dense(), or its indices and values"
     else:
         return
-    raise TypeError(f"cannot send {what} of shape {tuple(value.shape)} to a model: {remedy}")
+    raise TypeError(f"cannot send {what} to a model: {remedy}")
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------

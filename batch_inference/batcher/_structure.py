@@ -214,5 +214,7 @@ def wrong_rows(expected: int, got: str, path: Path) -> BatcherError:
 def name_of(value: Any) -> str:
     if value is None:
         return "None"
+    if type(value) is np.ndarray:
+        return "an array"
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -180,6 +180,8 @@ class SeqBatcher(ConcatBatcher):
         dimensions = len(value.shape)
         axis = self.dim if self.dim > 0 else dimensions + self.dim
         if not 0 < axis < dimensions:
+            if not dimensions:
+                raise _structure.zero_dimensional()
             raise BatcherError(
                 f"{_structure.place('argument', path)} of shape {tuple(value.shape)} has no dimension {self.dim} to "
                 "pad besides the batch: give None for it in padding_tokens, or set dim"
