@@ -12,21 +12,18 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+
+from . import buffers
 
 Spec = tuple[str, str, tuple[int, ...]]
 
 # Below this, bytes() of a value and one slice assignment beat building a second array; above, np.copyto, which
 # also releases the GIL.
 _LARGE: Final = 32 * 1024
-# Batches smaller than this come from malloc, which hands the same warm pages out again by itself.
-_POOLED: Final = 64 * 1024
-_MAX_POOLED_BUFFERS: Final = 16
-_ALIGNMENT: Final = 64
 
 _ndarray: Final = np.ndarray
 
@@ -213,59 +210,7 @@ def copy(spec: Spec, memory: Any, offset: int) -> Any:
     return tables.module.from_numpy(raw).view(dtype).view(shape)
 
 
-# --- batch buffers ----------------------------------------------------------------------------------------------
-
-
-class _Pool(threading.local):
-    """Base buffers of one thread, least recently used first. A base is free when only this list refers to it: every
-    array, slice or torch tensor made from it holds a reference to it, so one that a model kept is never reused."""
-
-    def __init__(self) -> None:
-        self.bases: list[np.ndarray[Any, Any]] = []
-
-
-_pool = _Pool()
-
-
-def _references(objects: list[Any], index: int) -> int:
-    return sys.getrefcount(objects[index])
-
-
-# What _references says of an object that only the list refers to. Measured, as interpreters differ.
-_UNSHARED: Final = _references([object()], 0)
-# Reference counts tell nothing about other threads without the GIL: then each batch gets fresh memory.
-_REUSE: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
-
-
-def _buffer(size: int) -> np.ndarray[Any, Any]:
-    """A base buffer of at least `size` bytes that nobody else uses."""
-    bases = _pool.bases
-    fitting, small = -1, -1
-    for index in range(len(bases)):
-        if _references(bases, index) != _UNSHARED:
-            continue
-        capacity = len(bases[index])
-        if capacity >= size:
-            if fitting < 0 or capacity < len(bases[fitting]):
-                fitting = index
-        elif small < 0 or capacity > len(bases[small]):
-            small = index
-    if fitting >= 0:
-        base = bases.pop(fitting)
-    else:
-        if small >= 0:  # grow it, so that the number of buffers stays that of the buffers in use at once
-            del bases[small]
-        elif len(bases) >= _MAX_POOLED_BUFFERS:
-            del bases[0]
-        base = np.empty(size + size // 4, np.uint8)
-    if _REUSE:
-        bases.append(base)
-    return base
-
-
-def _pooled(shape: Sequence[int], dtype: np.dtype[Any], size: int) -> np.ndarray[Any, Any]:
-    base = _buffer(size + _ALIGNMENT)
-    return np.ndarray(tuple(shape), dtype, base, -base.ctypes.data % _ALIGNMENT)
+# --- batches ---------------------------------------------------------------------------------------------------------
 
 
 def empty(shape: Sequence[int], like: Any) -> Any:
@@ -273,14 +218,14 @@ def empty(shape: Sequence[int], like: Any) -> Any:
     buffers if it is large. It is the receiver's for as long as anything refers to it."""
     if isinstance(like, _ndarray):
         size = like.dtype.itemsize * math.prod(shape)
-        if size < _POOLED or like.dtype not in _NUMPY_NAMES:
+        if size < buffers.WORTH_POOLING or like.dtype not in _NUMPY_NAMES:
             return np.empty(shape, like.dtype)
-        return _pooled(shape, like.dtype, size)
+        return buffers.array(shape, like.dtype, size)
     module = _torch().module
     size = like.dtype.itemsize * math.prod(shape)
-    if size < _POOLED or like.device.type != "cpu":
+    if size < buffers.WORTH_POOLING or like.device.type != "cpu":
         return module.empty(tuple(shape), dtype=like.dtype, device=like.device)
-    return module.from_numpy(_pooled((size,), np.dtype(np.uint8), size)).view(like.dtype).view(tuple(shape))
+    return module.from_numpy(buffers.array((size,), np.dtype(np.uint8), size)).view(like.dtype).view(tuple(shape))
 
 
 def concat(values: Sequence[Any], rows: int | None = None) -> Any:
@@ -296,7 +241,7 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
             size = 0
             for value in values:
                 size += value.nbytes
-            if size < _POOLED and dtype.isnative and dtype in _NUMPY_NAMES:
+            if size < buffers.WORTH_POOLING and dtype.isnative and dtype in _NUMPY_NAMES:
                 return np.concatenate(values)
         # With out=, numpy keeps the byte order, and the layout of structured dtypes, which promotion would not.
         total = sum([len(value) for value in values])
@@ -339,7 +284,7 @@ def pad_concat(values: Sequence[Any], axis: int, length: int, fill: float, *, le
 
 def _fill_padded(out: Any, values: Sequence[Any], axis: int, length: int, fill: float, left: bool) -> int:
     """Copy `values` into `out` and pad; the number of rows filled."""
-    all_at_once = out.nbytes < _POOLED  # one fill of everything, rather than one per value
+    all_at_once = out.nbytes < buffers.WORTH_POOLING  # one fill of everything, rather than one per value
     if all_at_once:
         out[...] = fill
     middle = (slice(None),) * (axis - 1)

@@ -1,0 +1,486 @@
+"""One process's side of a host: encode, route, submit, wait, decode.
+
+The client is the only authority on what is outstanding: a request is entered here before its descriptor is written, and its
+slot is not used again before the worker is done with it (`done_gen == gen`) or known to be dead, also when nobody waits for
+the reply any more. So whoever dies, what was not answered can be sent again, and no reply can land in another's request.
+
+Threads: any number call `predict` and `submit`; the link's monitor thread calls the `Events` methods. `_lock` guards
+`_outstanding`, the choice of a worker and `_over`; it is held for a few dictionary operations only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from batch_inference import statistics as board
+from batch_inference.errors import (
+    BatchInferenceError,
+    HostClosedError,
+    OverloadedError,
+    RequestTimeoutError,
+    WorkerDiedError,
+)
+from batch_inference.transport import codec
+from batch_inference.transport.arena import Arena, Slot
+from batch_inference.transport.channel import KeyChannel, NearChannel, WaitChannel, chunks
+from batch_inference.transport.segment import Segment
+from batch_inference.transport.wire import (
+    DESCRIPTOR,
+    DONE_AT,
+    DONE_GEN,
+    DROPPED,
+    ERROR,
+    GIVEN_UP,
+    HEADER,
+    HEADER_SIZE,
+    REPLY_SIZE,
+    STARTED_GEN,
+    STATUS,
+    UNIT,
+    align,
+)
+
+MAX_TRIES = 3
+LEAST_REPLY_ROOM = 256
+FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
+SWEEP_INTERVAL = 0.02  # seconds between looks at slots that were given up, while somebody waits for memory
+
+
+class Peer(Protocol):
+    """A worker to which requests can be sent."""
+
+    index: int
+
+
+class ClientLink(Protocol):
+    """The connection to the workers, in other processes or in a thread of this one."""
+
+    client_number: int
+    worker_count: int
+
+    @property
+    def cells(self) -> Any: ...
+    @property
+    def row(self) -> int: ...
+    def make_segment(self, size: int, /) -> Segment: ...
+    def announce_segment(self, number: int, new: Segment, /) -> None: ...
+    def new_thread_channels(self) -> Sequence[WaitChannel]: ...
+    def new_key_channel(self) -> KeyChannel: ...
+    def new_loop_channel(self, loop: Any, deliver: Callable[[list[int]], None], /) -> NearChannel: ...
+    def retire(self, channel: Any, loop: Any, /) -> None: ...
+    def send(self, peer: Any, descriptors: bytes, /) -> None: ...
+    def statistics(self) -> board.Statistics: ...
+    def close(self) -> None: ...
+
+
+class Client:
+    """Sends the requests of this process over a link, which calls its `Events` methods."""
+
+    def __init__(self, shared_memory: int, make_link: Callable[[Client], ClientLink]) -> None:
+        self._outstanding: dict[int, Slot] = {}
+        self._abandoned: deque[Slot] = deque()
+        self._lock = threading.Lock()
+        self._ready: list[Peer] = []
+        self._counts: dict[int, int] = {}  # outstanding requests per worker
+        self._over: BatchInferenceError | None = None  # why no request is taken any more
+        self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
+        self._hungry: deque[object] = deque()  # who waits for memory, in order of arrival
+        self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
+        self._thread_channels: list[WaitChannel] = []
+        self.link = make_link(self)
+        self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
+
+    # --- predict --------------------------------------------------------------------------------------------------
+
+    def predict(self, args: tuple[Any, ...], timeout: float | None) -> Any:
+        """Sends one request and waits for its reply. RequestTimeoutError after `timeout` seconds (None: no limit)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        slot = self.fill(args, deadline)
+        channel = None
+        try:
+            channel = self._borrow_channel()
+            self.send(slot, channel, deadline)
+            words, word, gen = slot.segment.words, slot.word, slot.gen
+            while words[word + DONE_GEN] != gen and slot.error is None:
+                if deadline is None:
+                    channel.wait()
+                else:
+                    remaining = deadline - time.monotonic()
+                    if remaining <= 0:
+                        raise self.timed_out(slot)
+                    channel.wait(remaining)
+        except BaseException:
+            self.abandon(slot)
+            raise
+        finally:
+            if channel is not None:
+                self._thread_channels.append(channel)
+        return self.collect(slot)
+
+    def _borrow_channel(self) -> WaitChannel:
+        try:
+            return self._thread_channels.pop()
+        except IndexError:
+            self._thread_channels.extend(self.link.new_thread_channels())
+            return self._borrow_channel()
+
+    # --- the life of a request ------------------------------------------------------------------------------------
+
+    def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
+        """A slot with the encoded request in it; waits for memory until `deadline` (CLOCK_MONOTONIC)."""
+        encoded = codec.encode(args)
+        size = HEADER_SIZE + align(encoded.size) + self._room_for_reply(encoded.size)
+        slot = None if self._hungry else self.arena.acquire(size)
+        if slot is None:
+            slot = self._wait_for_memory(size, deadline)
+        return self._write(slot, encoded)
+
+    def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
+        """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
+        encoded = codec.encode(args)
+        if encoded.size > most or self._hungry:
+            return None
+        size = HEADER_SIZE + align(encoded.size) + self._room_for_reply(encoded.size)
+        slot = self.arena.acquire(size, grow=False)
+        return None if slot is None else self._write(slot, encoded)
+
+    def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
+        """The same without waiting for anybody: OverloadedError when all memory is taken."""
+        encoded = codec.encode(args)
+        size = HEADER_SIZE + align(encoded.size) + self._room_for_reply(encoded.size)
+        self.sweep()
+        slot = None if self._hungry else self.arena.acquire(size)
+        if slot is None:
+            raise self.overloaded()
+        return self._write(slot, encoded)
+
+    def _room_for_reply(self, size: int) -> int:
+        return self._reply_room.get(size.bit_length()) or max(LEAST_REPLY_ROOM, min(size, FIRST_REPLY_ROOM))
+
+    def _write(self, slot: Slot, encoded: Any) -> Slot:
+        try:
+            reply_at = HEADER_SIZE + align(encoded.size)
+            HEADER.pack_into(
+                slot.segment.memory, slot.offset,
+                slot.gen, 0, 0, 0, 0, 0, encoded.size, reply_at, slot.size - reply_at, 0, 0,
+            )  # fmt: skip
+            encoded.write(slot.segment.memory, slot.offset + HEADER_SIZE)
+        except BaseException:
+            self._release(slot)
+            raise
+        slot.length = encoded.size
+        return slot
+
+    def send(self, slot: Slot, channel: NearChannel, deadline: float | None) -> None:
+        """Enters a filled slot as outstanding, and sends it to the worker with least to do."""
+        peer = self.enter(slot, channel, deadline)
+        if peer is not None:
+            self.link.send(peer, self.descriptor(slot))
+
+    def enter(self, slot: Slot, channel: NearChannel, deadline: float | None) -> Peer | None:
+        """Enters a filled slot as outstanding. The worker to send it to, or None: the monitor will, once one is ready."""
+        slot.channel = channel
+        slot.arrived = time.monotonic_ns()
+        slot.deadline = 0 if deadline is None else int(deadline * 1e9)
+        with self._lock:
+            if self._over is not None:
+                raise copy_of(self._over)
+            self._outstanding[slot.key] = slot
+            return self._assign(slot)
+
+    def descriptor(self, slot: Slot) -> bytes:
+        return DESCRIPTOR.pack(
+            self.link.client_number, slot.channel.number, slot.number, slot.offset // UNIT,
+            slot.gen, slot.arrived, slot.deadline,
+        )  # fmt: skip
+
+    def collect(self, slot: Slot) -> Any:
+        """The reply to a request that is done, or the exception that it ended in; frees the slot."""
+        try:
+            if slot.error is not None:
+                raise slot.error
+            words, quads = slot.segment.words, slot.segment.quads
+            cells, size = self.link.cells, quads[slot.quad + REPLY_SIZE]
+            took = time.monotonic_ns() - quads[slot.quad + DONE_AT]
+            cells[self.link.row + board.TRANSPORT + board.bucket(took)] += 1
+            if slot.elsewhere is not None:
+                reply, size = slot.elsewhere
+                memory, start = reply.memory, 0
+            else:
+                memory, start = slot.segment.memory, slot.offset + HEADER_SIZE + align(slot.length)
+            self._learn(slot.length.bit_length(), size)
+            status = words[slot.word + STATUS]
+            if status == ERROR:
+                raise codec.decode_error(memory, start, size)
+            if status == DROPPED:
+                raise self.timed_out(slot)
+            return codec.decode(memory, start, size)
+        finally:
+            self._leave(slot)
+            self._release(slot)
+
+    def abandon(self, slot: Slot) -> None:
+        """Gives a request up. Its slot comes back once the worker is through with it."""
+        with self._lock:
+            if self._outstanding.get(slot.key) is not slot:  # it was not entered
+                entered = False
+            else:
+                entered = True
+                slot.abandoned = True
+                slot.segment.words[slot.word + GIVEN_UP] = slot.gen
+        if entered:
+            self._abandoned.append(slot)
+            self.sweep()
+        else:
+            self._release(slot)
+
+    def sweep(self) -> None:
+        """Frees those slots, of the ones that were given up, with which the worker is through."""
+        for _ in range(len(self._abandoned)):
+            try:
+                slot = self._abandoned.popleft()
+            except IndexError:
+                return  # another thread sweeps as well
+            with self._lock:
+                through = slot.done or slot.worker is None
+            if through:
+                self._leave(slot)
+                self._release(slot)
+            else:
+                self._abandoned.append(slot)
+
+    def timed_out(self, slot: Slot) -> RequestTimeoutError:
+        words, waited = slot.segment.words, (time.monotonic_ns() - slot.arrived) / 1e9
+        if slot.worker is None:
+            where = "no worker was ready to take it: the model is loading, or its worker is being restarted"
+        elif words[slot.word + STARTED_GEN] == slot.gen:
+            where = "the model was running it: the timeout is shorter than a batch takes"
+        else:
+            where = "it was still waiting for its batch: more arrives than the model can do, or one batch takes very long"
+        return RequestTimeoutError(
+            f"no answer within {waited:.3f} s; {where}. {len(self._outstanding)} requests of this process are pending"
+        )
+
+    def _assign(self, slot: Slot) -> Peer | None:
+        """Chooses the ready worker with least outstanding work, over all clients. Needs the lock."""
+        ready = self._ready
+        if not ready:
+            slot.worker = None
+            return None
+        peer = ready[0]
+        if len(ready) > 1:
+            peer = min(ready, key=lambda peer: self._load(peer.index))
+            ready.remove(peer)  # among equals each in turn
+            ready.append(peer)
+        slot.worker = peer
+        self._count(peer.index, 1)
+        return peer
+
+    def _load(self, index: int) -> int:
+        cells = self.link.cells
+        rows = cells[board.CLIENT_ROWS]
+        start = board.client_row(0) + board.OUTSTANDING + index
+        return sum(cells[start : start + rows * board.ROW : board.ROW])
+
+    def _count(self, index: int, change: int) -> None:
+        count = self._counts[index] = self._counts.get(index, 0) + change
+        self.link.cells[self.link.row + board.OUTSTANDING + index] = count
+
+    def _leave(self, slot: Slot) -> None:
+        with self._lock:
+            if self._outstanding.pop(slot.key, None) is not None and slot.worker is not None:
+                self._count(slot.worker.index, -1)
+
+    def _release(self, slot: Slot) -> None:
+        self.arena.release(slot)
+        if self._hungry:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _learn(self, order: int, size: int) -> None:
+        """Replies as large as one that was seen get room in the slot; the room shrinks slowly when they stay small."""
+        room = self._reply_room.get(order, 0)
+        wanted = max(LEAST_REPLY_ROOM, size)
+        if wanted != room:
+            self._reply_room[order] = wanted if wanted > room else room - (room - wanted) // 64
+
+    def _wait_for_memory(self, size: int, deadline: float | None) -> Slot:
+        """Waits, first come first served, until a slot of `size` bytes is free."""
+        ticket = object()
+        with self._changed:
+            self._hungry.append(ticket)
+            try:
+                while True:
+                    self._check_open()
+                    if self._hungry[0] is ticket:
+                        self.sweep()
+                        slot = self.arena.acquire(size)
+                        if slot is not None:
+                            return slot
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        raise RequestTimeoutError(
+                            f"no memory for the request within its timeout: {self.arena.mapped} bytes of shared memory hold "
+                            f"{len(self._outstanding)} requests that are pending. The model is too slow for what is sent to "
+                            "it, or shared_memory is too small"
+                        )
+                    pause = SWEEP_INTERVAL if self._abandoned else None
+                    self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))
+            finally:
+                self._hungry.remove(ticket)
+                self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._over is not None:
+            raise copy_of(self._over)
+
+    # --- what the link tells us, in its thread --------------------------------------------------------------------
+
+    def worker_ready(self, peer: Peer) -> None:
+        """Sends what waited for a worker to be ready."""
+        with self._lock:
+            self._ready.append(peer)
+            waiting = [slot for slot in self._outstanding.values() if slot.worker is None and not slot.abandoned]
+            waiting = [slot for slot in waiting if slot.error is None]
+            assigned = [(slot, self._assign(slot)) for slot in waiting]
+        self._resend(assigned)
+        with self._changed:
+            self._changed.notify_all()
+
+    def worker_gone(self, peer: Peer, cause: str, output: str) -> None:
+        """A worker is dead: what it has not answered goes to another one, or waits for the next incarnation."""
+        assigned: list[tuple[Slot, Peer | None]] = []
+        with self._lock:
+            if peer in self._ready:
+                self._ready.remove(peer)
+            for slot in [slot for slot in self._outstanding.values() if slot.worker is peer]:
+                if slot.done:
+                    continue
+                self._count(peer.index, -1)
+                slot.worker = None
+                if slot.segment.words[slot.word + STARTED_GEN] == slot.gen:
+                    slot.tries += 1
+                    slot.segment.words[slot.word + STARTED_GEN] = 0
+                if slot.abandoned:
+                    continue
+                if slot.tries >= MAX_TRIES:
+                    slot.error = died(slot.tries, cause, output)
+                else:
+                    assigned.append((slot, self._assign(slot)))
+            pending = list(self._outstanding.values())
+        self._resend(assigned)
+        for slot in pending:
+            if slot.done:  # failed just now, or answered by the dead worker without a wake-up
+                self._wake(slot)
+        self.sweep()
+
+    def host_failed(self, error: BatchInferenceError) -> None:
+        """The host is finished: every caller gets `error`, now and later."""
+        self._end(error)
+
+    def reply_elsewhere(self, key: int, gen: int, status: int, reply: Segment, size: int) -> None:
+        """A reply that did not fit its slot has come in memory of its own."""
+        with self._lock:
+            slot = self._outstanding.get(key)
+            if slot is None or slot.gen != gen:
+                return
+            slot.elsewhere = (reply, size)
+            slot.segment.words[slot.word + STATUS] = status
+            slot.segment.quads[slot.quad + DONE_AT] = time.monotonic_ns()
+            slot.segment.words[slot.word + DONE_GEN] = gen
+        self._wake(slot)
+
+    def _resend(self, assigned: list[tuple[Slot, Peer | None]]) -> None:
+        by_peer: dict[int, tuple[Peer, list[bytes]]] = {}
+        for slot, peer in assigned:
+            if peer is not None:
+                by_peer.setdefault(peer.index, (peer, []))[1].append(self.descriptor(slot))
+        for peer, descriptors in by_peer.values():
+            for chunk in chunks(descriptors):
+                self.link.send(peer, chunk)
+
+    def _wake(self, slot: Slot) -> None:
+        channel = slot.channel
+        if channel is not None:
+            channel.wake(slot.key)
+
+    def _end(self, error: BatchInferenceError) -> None:
+        with self._lock:
+            if self._over is None:
+                self._over = error
+            pending = [slot for slot in self._outstanding.values() if not slot.done]
+            for slot in pending:
+                slot.error = copy_of(error)
+        for slot in pending:
+            self._wake(slot)
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- start and stop -------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self, workers: int, deadline: float) -> bool:
+        """Waits until that many workers are ready; False when `deadline` passes, the host's error when it fails."""
+        with self._changed:
+            while len(self._ready) < workers:
+                self._check_open()
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                self._changed.wait(remaining)
+        return True
+
+    def close(self, drain: bool = True) -> None:
+        """Takes no more requests, waits until those it took are answered (`drain`) or fails them, and leaves the host."""
+        closed = HostClosedError("the host was stopped: start() it again to send more requests")
+        with self._lock:
+            if self._over is None:
+                self._over = closed
+        try:
+            while drain and any(not slot.done and not slot.abandoned for slot in list(self._outstanding.values())):
+                with self._changed:
+                    self._changed.wait(0.005)
+        finally:
+            self._end(closed)
+            self.link.close()
+            self.arena.close()
+            self._thread_channels.clear()
+
+    def forget(self) -> None:
+        """In a forked child: lets go of everything without a word to the host, which is the parent's."""
+        self.arena.close()
+        self._thread_channels.clear()
+        self._outstanding.clear()
+        self._abandoned.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether every slot is free."""
+        self.sweep()
+        return not self._outstanding and self.arena.free == self.arena.mapped
+
+    def overloaded(self) -> OverloadedError:
+        return OverloadedError(
+            f"no shared memory is free for one more request: {len(self._outstanding)} are pending and hold "
+            f"{self.arena.mapped} of at most {self.arena.limit} bytes. Send less at once, or raise shared_memory"
+        )
+
+
+def died(tries: int, cause: str, output: str) -> WorkerDiedError:
+    said = f" The last it printed:\n{output}" if output.strip() else " It printed nothing."
+    return WorkerDiedError(
+        f"the worker died {tries} times with this request in the running batch, so it was not tried again: {cause}. The "
+        f"request, or one that came with it, probably crashes the model.{said}"
+    )
+
+
+def copy_of(error: BatchInferenceError) -> BatchInferenceError:
+    """A copy for one more caller, so that tracebacks do not pile up on one object."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
+
+

@@ -1,0 +1,111 @@
+"""Futures for `submit`: a thread of the client's, started with the first, completes them as their slots are answered.
+
+Callbacks of a future run in that thread, and nothing else waits for it: one that blocks holds up other futures only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from batch_inference.client import Client
+from batch_inference.transport.arena import Slot
+
+
+class Futures:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[Slot, Future[Any]]] = {}
+        self._deadlines: list[tuple[float, int, Slot, Future[Any]]] = []
+        self._counter = itertools.count()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._channel = client.link.new_key_channel()
+
+    def submit(self, args: tuple[Any, ...], timeout: float | None) -> Future[Any]:
+        """Sends a request; OverloadedError when there is no memory for it now. Never blocks."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        slot = self._client.fill_without_waiting(args)
+        future: Future[Any] = Future()
+        with self._lock:
+            self._waiting[slot.key] = slot, future
+            if deadline is not None:
+                heapq.heappush(self._deadlines, (deadline, next(self._counter), slot, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="batch_inference-futures", daemon=True)
+                self._thread.start()
+        try:
+            self._client.send(slot, self._channel, deadline)
+        except BaseException:
+            if self._take(slot, future):
+                self._client.abandon(slot)
+            raise
+        if deadline is not None and self._deadlines[0][3] is future:
+            self._channel.wake(slot.key)  # the thread sleeps until a later deadline
+        future.add_done_callback(lambda future: self._cancelled(slot, future))
+        return future
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing, thread = True, self._thread
+        if thread is not None:
+            self._channel.wake(0)
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        while not (self._closing and not self._waiting):
+            timeout = None
+            with self._lock:
+                while self._deadlines and self._deadlines[0][3].done():
+                    heapq.heappop(self._deadlines)
+                if self._deadlines:
+                    timeout = max(0.0, self._deadlines[0][0] - time.monotonic())
+            for key in self._channel.read(timeout):
+                self._answered(key)
+            self._expire()
+
+    def _answered(self, key: int) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is None or not waiting[0].done:
+            return
+        slot, future = waiting
+        if not self._take(slot, future):
+            return
+        if not future.set_running_or_notify_cancel():
+            self._client.abandon(slot)
+            return
+        try:
+            result = self._client.collect(slot)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            with self._lock:
+                _, _, slot, future = heapq.heappop(self._deadlines)
+            if self._take(slot, future) and future.set_running_or_notify_cancel():
+                error = self._client.timed_out(slot)
+                self._client.abandon(slot)
+                future.set_exception(error)
+
+    def _cancelled(self, slot: Slot, future: Future[Any]) -> None:
+        if future.cancelled() and self._take(slot, future):
+            self._client.abandon(slot)
+
+    def _take(self, slot: Slot, future: Future[Any]) -> bool:
+        """Removes a future from those that are waited for; True for the one caller who does."""
+        with self._lock:
+            waiting = self._waiting.get(slot.key)
+            if waiting is None or waiting[1] is not future:
+                return False
+            del self._waiting[slot.key]
+            return True

@@ -1,0 +1,478 @@
+"""What an application holds: ModelHost, the decorator `batching`, and `connect`. Delegation only.
+
+The modules that do the work are imported at start: the supervisor process imports this package as well, and must stay small.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from batch_inference.errors import ConfigError, HostClosedError, ModelLoadError
+from batch_inference.options import Options, in_worker, worker_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from batch_inference.batcher.batcher import Batcher
+    from batch_inference.client import Client
+    from batch_inference.futures import Futures
+    from batch_inference.loops import Loops
+    from batch_inference.statistics import Statistics
+
+Model = TypeVar("Model", bound=type)
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<the host's timeout>"
+
+
+_UNSET: Any = _Unset()
+_hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
+
+
+class ModelHost:
+    """Runs a model in a worker process of its own and batches the requests of all callers.
+
+    Args:
+        model_cls: a class with a method `predict_batch`; it is built in the worker, with the arguments of the call
+            ``ModelHost(model_cls, ...)(*args, **kwargs)``.
+        model_obj: in its place, an instance, which is pickled and sent to the worker.
+        batcher: how requests become one batch; a ConcatBatcher by default.
+        max_batch_size: the most that one batch may hold, as the sum of ``batcher.size(request)``.
+        options: the other fields of `Options`, by name. They override those of the class's decorator.
+
+    Raises:
+        ConfigError: for a model or an option that cannot work.
+        TypeError: for an option that does not exist.
+    """
+
+    def __init__(
+        self,
+        model_cls: type | None = None,
+        model_obj: Any = None,
+        batcher: Batcher | None = None,
+        max_batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        if (model_cls is None) == (model_obj is None):
+            raise ConfigError("ModelHost takes either model_cls, a class, or model_obj, an instance of one")
+        check_model(model_cls if model_cls is not None else type(model_obj))
+        given = {"batcher": batcher, "max_batch_size": max_batch_size}
+        options |= {name: value for name, value in given.items() if value is not None}
+        base: Options = getattr(model_cls or type(model_obj), _OPTIONS_ATTRIBUTE, None) or Options()
+        self._options = base.replace(**options)
+        self._model_cls = model_cls
+        self._model_obj = model_obj
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._client: Client | None = None
+        self._loops: Loops | None = None
+        self._futures: Futures | None = None
+        self._lock = threading.Lock()
+        self._started = False
+        self._joins: tuple[str, int | None] | None = None  # address and config of the host to join after a fork
+        self._last: Statistics | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ModelHost:
+        """Gives the arguments that the model is built with, in the worker. Returns the host itself."""
+        self._args, self._kwargs = args, kwargs
+        return self
+
+    def __repr__(self) -> str:
+        model = self._model_cls or type(self._model_obj)
+        state = self.statistics().state if self._started else "stopped"
+        name = f" named {self._options.name!r}" if self._options.name else ""
+        workers = self._options.worker_count
+        where = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "a thread of this process"
+        return f"<ModelHost of {model.__qualname__}{name}: {state}, {where}, max_batch_size={self._options.max_batch_size}>"
+
+    # --- start and stop -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the worker and waits until its model is ready.
+
+        Does nothing in a worker process that imports the module which calls it.
+
+        Raises:
+            ModelLoadError: the model's constructor raised, its process died, or `start_timeout` passed.
+            ConfigError: the model cannot be sent to another process, or the platform lacks what that takes.
+            HostClosedError: the host is started already (a RuntimeError).
+        """
+        if in_worker():
+            return
+        with self._lock:
+            if self._started:
+                raise HostClosedError("the host is started already: stop() it first, or use it as it is")
+            client = self._open()
+            try:
+                self._wait_until_ready(client)
+            except BaseException:
+                client.close(drain=False)
+                raise
+            self._take(client)
+            self._started = True
+
+    def stop(self) -> None:
+        """Answers what was accepted, refuses new requests, and ends the workers. Does nothing when not started."""
+        with self._lock:
+            if not self._started:
+                return
+            self._started = False
+            client, loops, futures = self._client, self._loops, self._futures
+            self._client = self._loops = self._futures = self._joins = None
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            if client is not None:
+                self._last = client.link.statistics()
+                close(client, {"loops": loops, "futures": futures})
+
+    async def astart(self) -> None:
+        """`start`, without blocking the event loop."""
+        import asyncio
+
+        await asyncio.to_thread(self.start)
+
+    async def astop(self) -> None:
+        """`stop`, without blocking the event loop."""
+        import asyncio
+
+        await asyncio.to_thread(self.stop)
+
+    def __enter__(self) -> ModelHost:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> ModelHost:
+        await self.astart()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.astop()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def predict(self, *args: Any, timeout: float | None = _UNSET) -> Any:
+        """Sends one request and waits for its result; from any number of threads.
+
+        Args:
+            args: the arguments of the model for this request, such as a tensor of shape [rows, ...].
+            timeout: seconds; None is no limit; left out, the host's `timeout`.
+
+        Raises:
+            RequestTimeoutError: no result within `timeout`.
+            WorkerDiedError: the worker died under this request three times, or the host has given up.
+            HostClosedError: the host is not started (a RuntimeError).
+            Exception: whatever the model raised, with the worker's traceback as its cause.
+        """
+        client = self._client
+        if client is None:
+            client = self._join_again()
+        return client.predict(args, self._options.timeout if timeout is _UNSET else timeout)
+
+    def submit(self, *args: Any, timeout: float | None = _UNSET) -> Future[Any]:
+        """Sends one request; the future holds its result or its error. Never blocks.
+
+        Callbacks of the future run in a thread that completes all futures of the host: they should be short.
+
+        Raises:
+            OverloadedError: there is no room for one more request now.
+            HostClosedError: the host is not started (a RuntimeError).
+        """
+        client = self._client or self._join_again()
+        futures = self._futures
+        if futures is None:
+            futures = self._make_futures(client)
+        return futures.submit(args, self._options.timeout if timeout is _UNSET else timeout)
+
+    async def apredict(self, *args: Any, timeout: float | None = _UNSET) -> Any:
+        """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
+        client = self._client or self._join_again()
+        loops = self._loops
+        if loops is None:
+            loops = self._make_loops(client)
+        return await loops.side().predict(args, self._options.timeout if timeout is _UNSET else timeout)
+
+    def statistics(self) -> Statistics:
+        """What the host did since it started, over all processes that use it. After stop(), its last state."""
+        client = self._client
+        if client is not None:
+            return client.link.statistics()
+        import dataclasses
+
+        from batch_inference.statistics import Statistics
+
+        return dataclasses.replace(self._last or Statistics(), state="stopped", workers=(), memory=0, pending=0)
+
+    # --- forks and pickles ----------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        """A started host unpickles, in a process of this machine, as a client of it; one not started as itself."""
+        if self._started and self._options.worker_count:
+            return _rejoin, (self._address(), self._options)
+        return _restore, (self._model_cls, self._model_obj, self._options, self._args, self._kwargs)
+
+    def _address(self) -> str:
+        if self._joins is not None:
+            return self._joins[0]
+        assert self._client is not None
+        return str(self._client.link.address)  # type: ignore[attr-defined]
+
+    def _forked(self) -> None:
+        """In the child of a fork: the parent's connection is the parent's; ours is made on first use."""
+        client, self._client = self._client, None
+        self._loops = self._futures = None
+        self._lock = threading.Lock()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+        if client is None:
+            return
+        if not self._options.worker_count:
+            self._started = False
+            return
+        link: Any = client.link
+        self._joins = (link.address, link.config)
+        link.forget()
+        client.forget()
+
+    def _join_again(self) -> Client:
+        with self._lock:
+            if self._client is not None:
+                return self._client
+            if self._joins is None:
+                raise HostClosedError(self._why_closed())
+            address, config = self._joins
+            client = self._new_client(address, config)
+            self._wait_until_ready(client)
+            self._take(client)
+            self._joins = None
+            return client
+
+    def _why_closed(self) -> str:
+        if in_worker():
+            return (
+                "this module is being imported by its own model's worker process, where the host is not started: call "
+                "predict from functions, or under if __name__ == '__main__', not while the module is imported"
+            )
+        return "the host is not started: call start() first, or use `with host:`; a stopped host may be started again"
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Client:
+        """A client with the worker starting up."""
+        from batch_inference import payload
+        from batch_inference.transport import handshake
+
+        options = self._options
+        recipe = payload.Recipe(
+            self._model_cls, self._model_obj, self._args, self._kwargs, options.batcher, options.max_batch_size  # type: ignore[arg-type]
+        )  # fmt: skip
+        if not options.worker_count:
+            return self._new_local_client(recipe)
+        check_platform()
+        settings = payload.surroundings() | {
+            "python": sys.executable,
+            "flags": subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            "workers": options.worker_count,
+            "environments": environments(options),
+            "max_restarts": options.max_restarts,
+            "linger": options.linger if options.name else 0.0,
+            "description": self._description(),
+        }
+        config = payload.pack(settings, payload.dump(recipe))
+        address = handshake.named_address(options.name) if options.name else handshake.random_address()
+        return self._new_client(address, config)
+
+    def _description(self) -> dict[str, str]:
+        model = self._model_cls or type(self._model_obj)
+        return {"model": f"{model.__module__}.{model.__qualname__}"} | self._options.describe()
+
+    def _new_client(self, address: str, config: int | None) -> Client:
+        from batch_inference.client import Client
+        from batch_inference.link import Link
+
+        def make_link(events: Client) -> Link:
+            link = Link(address, config, self._description() if self._model_cls or self._model_obj else None, events)
+            link.open()
+            return link
+
+        return Client(shared_memory(self._options), make_link)
+
+    def _new_local_client(self, recipe: Any) -> Client:
+        from batch_inference.client import Client
+        from batch_inference.local import LocalLink
+
+        client = Client(shared_memory(self._options), lambda events: LocalLink(recipe, events))
+        client.link.open()  # type: ignore[attr-defined]
+        return client
+
+    def _wait_until_ready(self, client: Client) -> None:
+        deadline = time.monotonic() + self._options.start_timeout
+        if not client.wait_until_ready(client.link.worker_count, deadline):
+            raise ModelLoadError(
+                f"the model was not ready within start_timeout={self._options.start_timeout} s: is it very large, does it "
+                "download its weights, or does its constructor wait for something? Raise start_timeout if it needs longer"
+            )
+
+    def _take(self, client: Client) -> None:
+        self._parts: dict[str, Any] = {"loops": None, "futures": None}
+        self._client = client
+        self._finalizer = weakref.finalize(self, close, client, self._parts, False)
+        _hosts.add(self)
+
+    def _make_futures(self, client: Client) -> Futures:
+        from batch_inference.futures import Futures
+
+        with self._lock:
+            if self._futures is None:
+                self._futures = self._parts["futures"] = Futures(client)
+            return self._futures
+
+    def _make_loops(self, client: Client) -> Loops:
+        from batch_inference.loops import Loops
+
+        with self._lock:
+            if self._loops is None:
+                self._loops = self._parts["loops"] = Loops(client)
+            return self._loops
+
+
+def close(client: Client, parts: dict[str, Any], drain: bool = True) -> None:
+    """Ends a client with what hangs on it."""
+    try:
+        client.close(drain)
+    finally:
+        for part in parts.values():
+            if part is not None:
+                part.close()
+
+
+_OPTIONS_ATTRIBUTE = "__batching_options__"
+
+
+@overload
+def batching(model_cls: Model, /) -> Model: ...
+@overload
+def batching(batcher: Batcher | None = None, /, **options: Any) -> Callable[[Model], Model]: ...
+def batching(argument: Any = None, /, **options: Any) -> Any:
+    """Adds a classmethod `host(*args, **kwargs)` to a model class: a ModelHost that builds the model with these arguments.
+
+    Used as ``@batching``, ``@batching()``, ``@batching(ConcatBatcher())`` or ``@batching(batcher=..., max_batch_size=32)``;
+    the options are those of ModelHost. Returns the same class.
+
+    Raises:
+        ConfigError: the class has no callable, synchronous, non-generator `predict_batch`, or an option cannot work.
+        TypeError: for an option that does not exist.
+    """
+    if isinstance(argument, type):
+        return _decorate(argument, Options().replace(**options))
+    if argument is not None:
+        options = {"batcher": argument} | options
+    chosen = Options().replace(**options)
+    return lambda model_cls: _decorate(model_cls, chosen)
+
+
+def _decorate(model_cls: Any, options: Options) -> Any:
+    if not isinstance(model_cls, type):
+        raise ConfigError(f"@batching decorates a class with a method predict_batch, got {model_cls!r}")
+    check_model(model_cls)
+    setattr(model_cls, _OPTIONS_ATTRIBUTE, options)
+    model_cls.host = classmethod(host_of)  # type: ignore[attr-defined]
+    return model_cls
+
+
+def host_of(cls: type, *args: Any, **kwargs: Any) -> ModelHost:
+    """A ModelHost of this model, not started; the arguments are the model's."""
+    return ModelHost(cls)(*args, **kwargs)
+
+
+def connect(name: str, **options: Any) -> ModelHost:
+    """Joins the named host that runs on this machine, from a process that does not have the model's class.
+
+    Returns a started host; stop() it to leave. Raises HostClosedError when nobody serves the name.
+    """
+    from batch_inference.transport import handshake
+
+    checked = Options(name=name).replace(**options)
+    return _rejoin(handshake.named_address(name), checked, now=True)
+
+
+def check_model(model_cls: type) -> None:
+    """ConfigError unless instances have a callable, synchronous, non-generator predict_batch."""
+    method = getattr(model_cls, "predict_batch", None)
+    what = None
+    if not callable(method):
+        what = "has no method predict_batch"
+    elif inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        what = "has an async predict_batch: the worker runs one batch at a time, write it as a plain def"
+    elif inspect.isgeneratorfunction(method):
+        what = "has a generator as predict_batch: it must return the whole batch's outputs"
+    if what:
+        raise ConfigError(f"{model_cls.__qualname__} {what}")
+
+
+def check_platform() -> None:
+    """ConfigError where this platform lacks what worker processes need."""
+    missing = [name for name in ("memfd_create", "eventfd", "pidfd_open") if not hasattr(os, name)]
+    if missing:
+        raise ConfigError(
+            f"worker processes need Linux 5.3 or later (os.{', os.'.join(missing)}), this is {sys.platform}: use num_workers=0, "
+            "which runs the model in a thread of this process"
+        )
+
+
+def environments(options: Options) -> list[dict[str, str]]:
+    from batch_inference import machine
+
+    cores = machine.usable_cores()
+    return [worker_environment(options, index, dict(os.environ), cores) for index in range(options.worker_count)]
+
+
+def shared_memory(options: Options) -> int:
+    from batch_inference import machine
+
+    return options.shared_memory or machine.usable_memory() // 2
+
+
+def _restore(model_cls: type | None, model_obj: Any, options: Options, args: Any, kwargs: Any) -> ModelHost:
+    host = ModelHost.__new__(ModelHost)
+    host._options, host._model_cls, host._model_obj = options, model_cls, model_obj
+    host._args, host._kwargs = args, kwargs
+    host._reset()
+    return host
+
+
+def _rejoin(address: str, options: Options, now: bool = False) -> ModelHost:
+    host = _restore(None, None, options, (), {})
+    host._joins, host._started = (address, None), True
+    if now:
+        host._join_again()
+    return host
+
+
+def _after_fork() -> None:
+    for host in list(_hosts):
+        host._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,445 @@
+"""A client's connection to the workers of its host, by way of the supervisor.
+
+It elects (starts) the supervisor where nobody serves the host's address, announces this process's memory and channels, and
+keeps for each worker the request pipe of its present incarnation. One thread per client process, the *monitor*, sleeps in poll
+until the supervisor says something or dies, or a full pipe has room again. When the supervisor is dead, the monitor waits until
+its workers are as well, since only then may their slots be sent elsewhere, and elects another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from batch_inference import logs, payload
+from batch_inference import statistics as board
+from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError, TransportError
+from batch_inference.errors import RemoteTraceback, WorkerDiedError
+from batch_inference.transport import handshake, segment
+from batch_inference.transport.channel import (
+    KeyChannel,
+    NearChannel,
+    PipeChannel,
+    RequestPipe,
+    ThreadChannel,
+    WaitChannel,
+)
+from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
+from batch_inference.transport.segment import Segment
+from batch_inference.transport.wire import VERSION
+
+JOIN_TIMEOUT = 30.0  # seconds for finding or starting a supervisor and its welcome
+ELECTIONS = 5  # in a minute, before a supervisor that keeps dying is given up
+THREAD_CHANNELS_AT_ONCE = 8
+
+_launched: list[subprocess.Popen[bytes]] = []  # supervisors that this process started, until they are reaped
+
+
+class Peer:
+    """One incarnation of a worker, as its client sees it."""
+
+    def __init__(self, index: int, incarnation: int, pidfd: int, pipe: RequestPipe) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.pidfd = pidfd
+        self.pipe = pipe
+        self.backlog: deque[bytes] = deque()  # what the full pipe did not take
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.index}, incarnation {self.incarnation}>"
+
+
+class Events(Protocol):
+    """What a link tells its client, from the monitor thread."""
+
+    def worker_ready(self, peer: Any) -> None: ...
+    def worker_gone(self, peer: Any, cause: str, output: str) -> None: ...
+    def host_failed(self, error: BatchInferenceError) -> None: ...
+    def reply_elsewhere(self, key: int, gen: int, status: int, reply: Segment, size: int) -> None: ...
+
+
+class Link:
+    """Connects to the host at `address`. `config` is the payload to start it with, or None to join only.
+
+    Takes over the descriptor `config`. `description` is compared with that of a host that runs there already.
+    """
+
+    make_segment: Callable[[int], Segment] = staticmethod(segment.create)
+
+    def __init__(self, address: str, config: int | None, description: dict[str, str] | None, events: Events) -> None:
+        self.address = address
+        self.config = config
+        self.description = description
+        self._events = events
+        self._lock = threading.Lock()  # of the two lists, of sending, and of who is connected
+        self._segments: list[Segment] = []
+        self._channels: list[tuple[str, int, NearChannel]] = []  # kind, descriptor, and its owner to keep it open
+        self._idle_channels: list[PipeChannel] = []
+        self._connection: Connection | None = None
+        self._supervisor = -1  # pidfd
+        self._supervisor_pid = 0
+        self._peers: dict[int, Peer] = {}
+        self._board: Segment | None = None
+        self.client_number = 0
+        self._row = 0
+        self.worker_count = 0
+        self._elections: deque[float] = deque()
+        self._closing = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._relay = logs.Relay()
+        self._monitor = threading.Thread(target=self._run, name="batch_inference-monitor", daemon=True)
+
+    # --- for the client -------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Joins the host, starting it if it does not run; ConfigError, HostClosedError or TransportError if it cannot."""
+        try:
+            self._join()
+        except BaseException:
+            self._disconnect()
+            self._close_descriptors()
+            raise
+        self._monitor.start()
+
+    @property
+    def cells(self) -> Any:
+        """The host's board."""
+        assert self._board is not None
+        return self._board.quads
+
+    @property
+    def row(self) -> int:
+        """The board index of this client's first cell."""
+        return board.client_row(self._row)
+
+    def statistics(self) -> board.Statistics:
+        return board.read_board(self.cells, self.worker_count, self._supervisor_pid)
+
+    def announce_segment(self, number: int, new: Segment) -> None:
+        """Hands a segment to the workers; they learn of it no later than of the first request in it."""
+        with self._lock:
+            self._segments.append(new)
+            self._say({"type": "segment"}, [new.fd])
+
+    def new_thread_channels(self) -> Sequence[WaitChannel]:
+        """Some channels, each for one waiting thread."""
+        with self._lock:
+            first = len(self._channels)
+            new = [ThreadChannel(first + offset) for offset in range(THREAD_CHANNELS_AT_ONCE)]
+            self._channels += [("thread", channel.fd, channel) for channel in new]
+            self._say({"type": "channels", "kind": "thread"}, [channel.fd for channel in new])
+        return new
+
+    def new_key_channel(self) -> KeyChannel:
+        """A channel for a thread that reads the keys of finished slots."""
+        return self._pipe_channel()
+
+    def new_loop_channel(self, loop: Any, deliver: Callable[[list[int]], None]) -> NearChannel:
+        """A channel whose keys are given to `deliver` in the running event loop `loop`."""
+        channel = self._pipe_channel()
+        channel.read()  # late keys of the loop that had it before
+        loop.add_reader(channel.fd, lambda: deliver(channel.read()))
+        return channel
+
+    def retire(self, channel: Any, loop: Any) -> None:
+        """Takes back the channel of a loop, for the next one."""
+        if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # it was closed just now
+                loop.call_soon_threadsafe(loop.remove_reader, channel.fd)
+        self._idle_channels.append(channel)
+
+    def send(self, peer: Peer, descriptors: bytes) -> None:
+        """Sends descriptors (one write's worth at most) to a worker. Never blocks: the monitor sends what must wait."""
+        if peer.backlog or not peer.pipe.write(descriptors):
+            peer.backlog.append(descriptors)
+            os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Leaves the host; returns when the workers have ended, if they end with us."""
+        with self._lock:
+            self._closing = True
+            self._say({"type": "bye"}, [])
+        os.eventfd_write(self._wake, 1)
+        if self._monitor is not threading.current_thread() and self._monitor.is_alive():
+            self._monitor.join(JOIN_TIMEOUT)
+        self._disconnect()
+        self._relay.close()
+        self._close_descriptors()
+
+    def forget(self) -> None:
+        """In a forked child: closes what belongs to the parent, which goes on as if nothing had happened."""
+        self._closing = True
+        if self._connection is not None:
+            self._connection.close()
+        handshake.close_all([fd for fd in (self._supervisor, self._wake) if fd >= 0])
+        handshake.close_all([peer.pidfd for peer in self._peers.values()])
+        self._supervisor = self._wake = -1
+        self._peers.clear()
+        self._channels.clear()
+        self._idle_channels.clear()
+        self._connection = None
+
+    # --- joining --------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Connects, says hello and waits for the welcome; tries again when the supervisor ends meanwhile."""
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        while not self._try_to_join(deadline):
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"no supervisor answered within {JOIN_TIMEOUT:.0f} s: is one stopped, or is the machine overloaded?"
+                )
+
+    def _try_to_join(self, deadline: float) -> bool:
+        launched = None
+        if self.config is None:
+            sock = handshake.connect(self.address)
+            if sock is None:
+                raise HostClosedError(f"no host serves {self.address}: start it, or wait until the process that does is up")
+        else:
+            sock, listens = handshake.connect_or_listen(self.address, deadline)
+            if listens:
+                launched = launch(sock, self.config)
+                sock = handshake.connect(self.address)
+                if sock is None:
+                    return False
+        connection = Connection(sock)
+        try:
+            connection.send({"type": "hello", "version": VERSION, "description": self.description})
+            received = None
+            while received is None:
+                if not handshake.readable(connection.fileno(), 0.1):
+                    if launched is not None and launched.poll() is not None:
+                        raise TransportError(
+                            f"the supervisor process ended at once, with code {launched.returncode}: see what it printed"
+                        )
+                    if time.monotonic() > deadline:
+                        raise ConnectionLostError("no answer")
+                received = connection.receive()
+        except ConnectionLostError:
+            connection.close()
+            return False
+        except BaseException:
+            connection.close()
+            raise
+        message, fds = received
+        if message["type"] == "refused":
+            connection.close()
+            raise ConfigError(f"the host that serves this name will not take us: {message['why']}")
+        self._enter(connection, message, fds)
+        return True
+
+    def _enter(self, connection: Connection, welcome: Message, fds: list[int]) -> None:
+        """Takes the place that a supervisor offers, and tells it all that the workers must know."""
+        supervisor, board_fd, config = fds
+        with self._lock:
+            self._connection, self._supervisor = connection, supervisor
+            self._board = segment.attach(board_fd)
+            if self.config is None:
+                self.config = config
+            else:
+                os.close(config)
+            self.client_number, self._row, self._supervisor_pid = welcome["client"], welcome["row"], welcome["pid"]
+            self.worker_count = welcome["workers"]
+            for shared in self._segments:
+                self._say({"type": "segment"}, [shared.fd])
+            for kind, fd, _ in self._channels:
+                self._say({"type": "channels", "kind": kind}, [fd])
+
+    def _pipe_channel(self) -> PipeChannel:
+        if self._idle_channels:
+            return self._idle_channels.pop()
+        with self._lock:
+            channel = PipeChannel(len(self._channels))
+            self._channels.append(("keys", channel.far_fd, channel))
+            self._say({"type": "channels", "kind": "keys"}, [channel.far_fd])
+        return channel
+
+    def _say(self, message: Message, fds: list[int]) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.send(message, fds)
+            except ConnectionLostError:
+                return  # the monitor will see the death, and say it again to the next supervisor
+            if self._connection.pending:
+                os.eventfd_write(self._wake, 1)
+
+    # --- the monitor ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._connection is not None:
+                self._watch()
+                if not self._closing and self._connection is None:
+                    self._reconnect()
+        except BatchInferenceError as error:
+            self._events.host_failed(error)
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            failure = TransportError(f"the connection to the host broke: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._events.host_failed(failure)
+
+    def _watch(self) -> None:
+        """Waits for one thing to happen, and sees to it."""
+        assert self._connection is not None
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._supervisor, select.POLLIN)
+        poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection.pending else 0))
+        for peer in self._peers.values():
+            if peer.backlog:
+                poll.register(peer.pipe.fd, select.POLLOUT)
+        ready = dict(poll.poll())
+        if self._wake in ready:
+            try:
+                os.eventfd_read(self._wake)
+            except BlockingIOError:
+                pass
+        for peer in self._peers.values():
+            if peer.pipe.fd in ready:
+                while peer.backlog and peer.pipe.write(peer.backlog[0]):
+                    peer.backlog.popleft()
+        try:
+            self._hear()
+        except ConnectionLostError:
+            if not handshake.readable(self._supervisor, JOIN_TIMEOUT):
+                raise TransportError("the supervisor has dropped this process, though it lives on") from None
+        if handshake.readable(self._supervisor, 0.0):
+            self._supervisor_died()
+
+    def _hear(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        with self._lock:
+            connection.flush()
+        while self._connection is connection and (received := connection.receive()) is not None:
+            message, fds = received
+            if message["type"] == "ready":
+                self._worker_ready(message, fds)
+            elif message["type"] == "gone":
+                self._worker_gone(message["worker"], message["cause"], message["output"])
+            elif message["type"] == "failed":
+                self._events.host_failed(failure(message))
+            elif message["type"] == "reply":
+                key = segment_key(message)
+                self._events.reply_elsewhere(
+                    key, message["gen"], message["status"], segment.attach(fds[0]), message["size"]
+                )
+            elif message["type"] == "bye":
+                if not message["ending"]:
+                    self._disconnect()
+            else:
+                self._relay.put(message)
+
+    def _worker_ready(self, message: Message, fds: list[int]) -> None:
+        pipe, pidfd = fds
+        peer = Peer(message["worker"], message["incarnation"], pidfd, RequestPipe(pipe))
+        self._peers[peer.index] = peer
+        self._events.worker_ready(peer)
+
+    def _worker_gone(self, index: int, cause: str, output: str) -> None:
+        peer = self._peers.pop(index, None)
+        if peer is not None:
+            os.close(peer.pidfd)
+            self._events.worker_gone(peer, cause, output)
+
+    def _supervisor_died(self) -> None:
+        """Its workers die with it; their slots are ours again once that is certain."""
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        for peer in list(self._peers.values()):
+            if not handshake.readable(peer.pidfd, deadline - time.monotonic()):
+                raise TransportError(f"worker {peer.index} survived its supervisor: is it stuck in the kernel?")
+            self._worker_gone(peer.index, f"worker {peer.index} was killed because its supervisor died", "")
+        self._disconnect()
+
+    def _reconnect(self) -> None:
+        now = time.monotonic()
+        while self._elections and self._elections[0] < now - 60:
+            self._elections.popleft()
+        if len(self._elections) >= ELECTIONS:
+            raise WorkerDiedError(
+                f"the supervisor process died {ELECTIONS} times within a minute: something on this machine kills it (look "
+                "for the out-of-memory killer in the kernel's log); stop() and start() the host to try again"
+            )
+        self._elections.append(now)
+        self._join()
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+            supervisor, self._supervisor = self._supervisor, -1
+        if connection is not None:
+            connection.close()
+        if supervisor >= 0:
+            os.close(supervisor)
+        for peer in self._peers.values():
+            os.close(peer.pidfd)
+        self._peers.clear()
+        reap()
+
+    def _close_descriptors(self) -> None:
+        for fd in (self._wake, -1 if self.config is None else self.config):
+            if fd >= 0:
+                os.close(fd)
+        self._wake, self.config = -1, None
+        self._channels.clear()
+        self._idle_channels.clear()
+
+
+def segment_key(message: Message) -> int:
+    from batch_inference.transport.wire import slot_key
+
+    return slot_key(message["segment"], message["unit"])
+
+
+def failure(message: Message) -> BatchInferenceError:
+    """The error that a supervisor's last words amount to."""
+    output = f"\nThe last it printed:\n{message['output']}" if message["output"].strip() else ""
+    error: BatchInferenceError
+    if message["loading"]:
+        how = "raised an exception" if message["traceback"] else f"did not survive: {message['what']}"
+        error = ModelLoadError(f"loading the model in its worker process {how}{output if not message['traceback'] else ''}")
+        if message["traceback"]:
+            last = message["traceback"].strip().splitlines()[-1]
+            error = ModelLoadError(f"loading the model in its worker process raised {last}\n\n{message['traceback']}")
+            error.__cause__ = RemoteTraceback(message["traceback"])
+        return error
+    return WorkerDiedError(
+        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts allows: the host has "
+        f"given up. Mend the cause, then stop() and start() the host{output}"
+    )
+
+
+def launch(listener: Any, config: int) -> subprocess.Popen[bytes]:
+    """Starts a supervisor that listens on the socket `listener`, which is closed here."""
+    reap()
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    fds = (listener.fileno(), config)
+    code = f"import sys; sys.path.append({root!r}); from batch_inference.supervisor import main; main{fds}"
+    try:
+        process = subprocess.Popen(
+            [payload.read_settings(config)["python"], "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TransportError(f"the Python interpreter {sys.executable} cannot be started: {error}") from error
+    finally:
+        listener.close()
+    _launched.append(process)
+    return process
+
+
+def reap() -> None:
+    """Takes note of supervisors that this process started and that have ended."""
+    _launched[:] = [process for process in _launched if process.poll() is None]

@@ -1,0 +1,544 @@
+"""Main of the supervisor: the small process between the clients of a host and its workers.
+
+    clients  --hello, segments, channels, bye-->  supervisor  --segments, channels, gone, quit-->  workers
+             <--welcome, ready, gone, failed, reply, log, output--           <--ready, failed, reply--
+
+It is the parent of the workers, so that their exit status cannot be stolen by the application's SIGCHLD handlers; it runs
+in a session of its own, out of reach of the terminal's Ctrl-C; it watches clients and workers by pidfd; and it keeps
+duplicates of the clients' descriptors, so that a restarted worker sees the same memory. It never sees a request, and does
+not import numpy. When it dies its workers die (PR_SET_PDEATHSIG) and the clients elect another.
+
+One thread, one selector; nothing in it blocks. How much is decided here: when to start, restart and end workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+from batch_inference import payload
+from batch_inference import statistics as board
+from batch_inference.transport import handshake, segment
+from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
+from batch_inference.transport.wire import VERSION
+
+FIRST_CLIENT_TIMEOUT = 30.0  # seconds until somebody must have joined
+QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
+RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
+TAIL_LINES = 20
+
+
+class Client:
+    """A process that uses the host, as the supervisor sees it."""
+
+    def __init__(self, connection: Connection, pid: int, pidfd: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.pidfd = pidfd
+        self.number = 0  # given with the welcome, never used again for another client
+        self.row = -1
+        self.segments: list[int] = []
+        self.channels: list[tuple[str, int]] = []
+
+
+class Worker:
+    """A place for a worker process, and the incarnation that fills it at present."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.incarnation = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.connection: Connection | None = None
+        self.pidfd = self.pipe = self.output = -1
+        self.log: socket.socket | None = None
+        self.ready = False
+        self.was_ready = False  # in this incarnation or an earlier one
+        self.batches_at_start = 0
+        self.failures = 0  # deaths since the last served batch
+        self.failure: str | None = None  # traceback of a load that failed
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def __str__(self) -> str:
+        return f"worker {self.index}" + (f" (process {self.process.pid})" if self.process else "")
+
+
+class Supervisor:
+    def __init__(self, listener: socket.socket, config: int) -> None:
+        self._config = config
+        self._settings = payload.read_settings(config)
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._counter = itertools.count(1)
+        self._clients: dict[Connection, Client] = {}
+        self._workers = [Worker(index) for index in range(self._settings["workers"])]
+        self._restarts: deque[float] = deque()
+        self._board = segment.create(board.BOARD_SIZE)
+        self._pidfd = os.pidfd_open(os.getpid())
+        self._stopping = False
+        self._started = False
+        self._listener: socket.socket | None = listener
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def run(self) -> None:
+        self._after(FIRST_CLIENT_TIMEOUT, self._stop_if_unused)
+        while not (self._stopping and all(worker.process is None for worker in self._workers)):
+            timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for key, events in self._selector.select(timeout):
+                if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
+                    key.data(events)
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                heapq.heappop(self._timers)[2]()
+            self._watch_for_room()
+        kill_orphans(None)
+        for client in list(self._clients.values()):
+            self._drop(client)
+
+    # --- clients --------------------------------------------------------------------------------------------------
+
+    def _accept(self, events: int) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        pid, uid = handshake.peer(sock)
+        try:
+            if uid != os.geteuid():  # before a byte of theirs is read
+                raise ConnectionLostError
+            pidfd = os.pidfd_open(pid)
+        except (ConnectionLostError, OSError):
+            sock.close()
+            return
+        client = Client(Connection(sock), pid, pidfd)
+        self._clients[client.connection] = client
+        self._selector.register(client.connection, selectors.EVENT_READ, lambda events: self._hear_client(client, events))
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda events: self._drop(client))
+
+    def _hear_client(self, client: Client, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                client.connection.flush()
+            while client.connection in self._clients and (received := client.connection.receive()) is not None:
+                message, fds = received
+                try:
+                    self._obey(client, message, fds)
+                finally:
+                    handshake.close_all(fds)
+        except (ConnectionLostError, KeyError, TypeError, ValueError):
+            self._drop(client)  # gone, or it broke the rules; either way it hurts nobody else
+
+    def _obey(self, client: Client, message: Message, fds: list[int]) -> None:
+        """Does what a client says. A duplicate of each descriptor is kept; KeyError etc. for a message that is none."""
+        kind = message["type"]
+        if kind == "hello" and client.row < 0:
+            self._welcome(client, message)
+        elif client.row < 0:
+            raise ConnectionLostError("not a client yet")
+        elif kind == "segment":
+            (fd,) = fds
+            client.segments.append(os.dup(fd))
+            self._tell_workers(segment_message(client, len(client.segments) - 1), [fd])
+        elif kind == "channels" and message["kind"] in ("thread", "keys") and fds:
+            first = len(client.channels)
+            client.channels += [(message["kind"], os.dup(fd)) for fd in fds]
+            self._tell_workers(channels_message(client, first, message["kind"]), fds)
+        elif kind == "bye":
+            self._farewell(client)
+        else:
+            raise ConnectionLostError(f"unknown message {kind!r}")
+
+    def _welcome(self, client: Client, message: Message) -> None:
+        if message["version"] != VERSION:
+            self._refuse(client, f"it speaks version {VERSION} of our protocol and this process {message['version']}: "
+                                 "two releases of the library are in use on this machine")
+            return
+        difference = describe_difference(self._settings["description"], message.get("description"))
+        if difference:
+            self._refuse(client, difference)
+            return
+        used = {other.row for other in self._clients.values()}
+        client.row = next(row for row in itertools.count() if row not in used)
+        if client.row >= board.MAX_CLIENTS:
+            client.row = -1
+            self._refuse(client, f"it has {board.MAX_CLIENTS} clients already, the most there may be")
+            return
+        self._board.quads[board.CLIENT_ROWS] = max(self._board.quads[board.CLIENT_ROWS], client.row + 1)
+        client.number = next(self._counter)
+        welcome = {"type": "welcome", "client": client.number, "row": client.row, "pid": os.getpid(),
+                   "workers": len(self._workers)}
+        client.connection.send(welcome, [self._pidfd, self._board.fd, self._config])
+        for worker in self._workers:
+            if worker.ready:
+                self._tell_ready(client, worker)
+        if not self._started:  # not before somebody is there to hear how it goes
+            self._started = True
+            for worker in self._workers:
+                self._spawn(worker)
+
+    def _refuse(self, client: Client, why: str) -> None:
+        client.connection.send({"type": "refused", "why": why})
+        self._drop(client)
+
+    def _farewell(self, client: Client) -> None:
+        last = sum(other.row >= 0 for other in self._clients.values()) == 1
+        client.connection.send({"type": "bye", "ending": last and not self._settings["linger"]})
+        self._drop(client)
+
+    def _drop(self, client: Client) -> None:
+        """Forgets a client that has left, died or broken the rules."""
+        if self._clients.pop(client.connection, None) is None:
+            return
+        self._selector.unregister(client.connection)
+        self._selector.unregister(client.pidfd)
+        client.connection.close()
+        handshake.close_all([client.pidfd, *client.segments, *(fd for _, fd in client.channels)])
+        if client.row < 0:
+            return
+        self._tell_workers({"type": "gone", "client": client.number})
+        cells, row, departed = self._board.quads, board.client_row(client.row), board.client_row(-1)
+        for cell in range(board.TRANSPORT, board.TRANSPORT + board.BUCKETS):
+            cells[departed + cell] += cells[row + cell]
+        for cell in range(board.ROW):
+            cells[row + cell] = 0
+        if not any(other.row >= 0 for other in self._clients.values()):
+            self._after(self._settings["linger"], self._stop_if_unused)
+
+    def _tell_clients(self, message: Message) -> None:
+        for client in list(self._clients.values()):
+            if client.row >= 0:
+                self._send(client, message)
+
+    def _tell_ready(self, client: Client, worker: Worker) -> None:
+        assert worker.process is not None
+        message = {"type": "ready", "worker": worker.index, "incarnation": worker.incarnation, "pid": worker.process.pid}
+        self._send(client, message, [worker.pipe, worker.pidfd])
+
+    def _send(self, client: Client, message: Message, fds: list[int] | None = None) -> None:
+        try:
+            client.connection.send(message, fds or [])
+        except ConnectionLostError:
+            self._drop(client)
+
+    def _tell_application(self, message: Message) -> None:
+        """Sends what a person should see to the client that has been here longest."""
+        for client in self._clients.values():
+            if client.row >= 0:
+                self._send(client, message)
+                return
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def _spawn(self, worker: Worker) -> None:
+        """Starts the next incarnation of a worker in a fresh interpreter, with a request pipe of its own."""
+        ours, theirs = handshake.pair()
+        log, log_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        log.setblocking(False)
+        pipe, worker.pipe = os.pipe()
+        worker.output, output = os.pipe2(os.O_NONBLOCK)
+        os.set_blocking(output, True)
+        worker.incarnation += 1
+        given = (self._config, theirs.fileno(), pipe, log_theirs.fileno(), self._board.fd)
+        python, flags = self._settings["python"], self._settings["flags"]
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        code = (
+            f"import sys; sys.path[:0] = [{root!r}]; from batch_inference.payload import enter; enter({self._config}); "
+            f"from batch_inference.worker import main; main{(worker.index, os.getpid(), *given)}"
+        )
+        try:
+            process = subprocess.Popen(
+                [python, *flags, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=given,
+                env={**os.environ, **self._settings["environments"][worker.index]},
+                start_new_session=True,
+            )
+        except OSError as error:
+            worker.failure = f"{python} cannot be started: {error}"
+            ours.close()
+            log.close()
+            handshake.close_all([worker.pipe, worker.output])
+            self._give_up(worker, str(worker))
+            return
+        finally:
+            theirs.close()
+            log_theirs.close()
+            handshake.close_all([pipe, output])
+        worker.process, worker.pidfd = process, os.pidfd_open(process.pid)
+        worker.connection, worker.log = Connection(ours), log
+        worker.ready, worker.failure = False, None
+        worker.tail.clear()
+        worker.batches_at_start = self._batches(worker)
+        self._selector.register(worker.connection, selectors.EVENT_READ, lambda events: self._hear_worker(worker, events))
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda events: self._bury(worker))
+        self._selector.register(worker.output, selectors.EVENT_READ, lambda events: self._copy_output(worker))
+        self._selector.register(log, selectors.EVENT_READ, lambda events: self._copy_log(worker))
+        for client in self._clients.values():
+            self._introduce(client, worker.connection)
+        self._show(worker, board.RESTARTING if worker.was_ready else board.STARTING)
+
+    def _introduce(self, client: Client, connection: Connection) -> None:
+        """Tells a new worker all that a client has shared so far."""
+        for number, fd in enumerate(client.segments):
+            connection.send(segment_message(client, number), [fd])
+        for number, (kind, fd) in enumerate(client.channels):
+            connection.send(channels_message(client, number, kind), [fd])
+
+    def _tell_workers(self, message: Message, fds: list[int] | None = None) -> None:
+        for worker in self._workers:
+            if worker.connection is not None:
+                try:
+                    worker.connection.send(message, fds or [])
+                except ConnectionLostError:
+                    pass  # it is dying; its pidfd will say so
+
+    def _hear_worker(self, worker: Worker, events: int) -> None:
+        connection = worker.connection
+        assert connection is not None
+        try:
+            if events & selectors.EVENT_WRITE:
+                connection.flush()
+            while worker.connection is connection and (received := connection.receive()) is not None:
+                message, fds = received
+                try:
+                    self._note(worker, message, fds)
+                finally:
+                    handshake.close_all(fds)
+        except ConnectionLostError:
+            self._unwatch(connection)  # it is dying, or a model closed our descriptors: then it must die
+            connection.close()
+            worker.connection = None
+            if worker.process is not None:
+                self._after(QUIT_TIMEOUT, worker.process.kill)
+
+    def _note(self, worker: Worker, message: Message, fds: list[int]) -> None:
+        kind = message["type"]
+        if kind == "ready":
+            worker.ready = worker.was_ready = True
+            self._show(worker, board.READY)
+            for client in list(self._clients.values()):
+                if client.row >= 0:
+                    self._tell_ready(client, worker)
+        elif kind == "failed":
+            worker.failure = message["traceback"]
+        elif kind == "reply":
+            for client in list(self._clients.values()):
+                if client.number == message["client"] and client.row >= 0:
+                    self._send(client, message, fds)
+
+    def _bury(self, worker: Worker) -> None:
+        """A worker has died: says so to all, and starts its next incarnation or gives up."""
+        self._copy_output(worker)
+        self._copy_log(worker)
+        if worker.connection is not None:
+            self._hear_worker(worker, 0)  # what it said last: the traceback of a failed load, or a reply
+        assert worker.process is not None
+        pid, code = worker.process.pid, worker.process.wait()
+        kill_orphans(pid)
+        who, how = str(worker), describe_exit(code)
+        self._close(worker)
+        message = {"type": "gone", "worker": worker.index, "incarnation": worker.incarnation,
+                   "cause": f"{who} {how}", "output": handshake.shorten("".join(worker.tail))}
+        self._tell_clients(message)
+        if self._stopping:
+            self._show(worker, board.STOPPED)
+            return
+        served = self._batches(worker) > worker.batches_at_start
+        worker.failures = 1 if served else worker.failures + 1
+        now = time.monotonic()
+        while self._restarts and self._restarts[0] < now - 60:
+            self._restarts.popleft()
+        if not worker.was_ready or len(self._restarts) >= self._settings["max_restarts"]:
+            self._give_up(worker, f"{who} {how}")
+            return
+        self._restarts.append(now)
+        self._board.quads[worker.index * board.WORKER_CELLS + board.WORKER_RESTARTS] += 1
+        self._show(worker, board.RESTARTING)
+        delay = RESTART_DELAYS[min(worker.failures, len(RESTART_DELAYS)) - 1]
+        self._after(delay, lambda: None if self._stopping else self._spawn(worker))
+
+    def _close(self, worker: Worker) -> None:
+        for source in (worker.connection, worker.pidfd, worker.output, worker.log):
+            if source is not None:
+                self._unwatch(source)
+        if worker.connection is not None:
+            worker.connection.close()
+        if worker.log is not None:
+            worker.log.close()
+        handshake.close_all([worker.pidfd, worker.pipe, worker.output])
+        worker.process = worker.connection = worker.log = None
+        worker.ready = False
+
+    def _give_up(self, worker: Worker, what: str) -> None:
+        self._show(worker, board.FAILED_STATE)
+        self._tell_clients(
+            {
+                "type": "failed",
+                "loading": worker.failure is not None or not worker.was_ready,
+                "what": what,
+                "traceback": worker.failure and handshake.shorten(worker.failure),
+                "output": handshake.shorten("".join(worker.tail)),
+                "restarts": len(self._restarts),
+            }
+        )
+        self._stop()
+
+    def _copy_output(self, worker: Worker) -> None:
+        """Passes on what a worker printed, and remembers its last lines for the message on its death."""
+        for _ in range(64):
+            try:
+                data = os.read(worker.output, 8192)
+            except BlockingIOError:
+                return
+            if not data:  # closed by the worker, which is dying, or daemonised its output
+                self._unwatch(worker.output)
+                return
+            text = data.decode(errors="replace")
+            for line in text.splitlines(keepends=True):
+                if worker.tail and not worker.tail[-1].endswith("\n"):
+                    worker.tail[-1] = (worker.tail[-1] + line)[-2000:]
+                else:
+                    worker.tail.append(line[-2000:])
+            self._tell_application({"type": "output", "text": text})
+
+    def _copy_log(self, worker: Worker) -> None:
+        for _ in range(64):
+            try:
+                assert worker.log is not None
+                data = worker.log.recv(handshake.MAX_MESSAGE)
+            except OSError:  # nothing there now
+                return
+            try:
+                self._tell_application({"type": "log", "record": json.loads(data)})
+            except ValueError:
+                pass  # a record that was cut short
+
+    # --- ends and odds --------------------------------------------------------------------------------------------
+
+    def _stop_if_unused(self) -> None:
+        if not any(client.row >= 0 for client in self._clients.values()):
+            self._stop()
+
+    def _stop(self) -> None:
+        """Takes no more clients and ends the workers: asked first, killed later."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            address = self._listener.getsockname()
+            if isinstance(address, str) and address:
+                handshake.unlink(address)
+            self._listener.close()
+        self._tell_workers({"type": "quit"})
+        for worker in self._workers:
+            if worker.process is not None:
+                self._after(QUIT_TIMEOUT if worker.ready else 0.0, worker.process.kill)
+
+    def _after(self, seconds: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._counter), callback))
+
+    def _unwatch(self, source: int | Connection | socket.socket) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(source)
+
+    def _watch_for_room(self) -> None:
+        """Asks the selector about room in those sockets that could not take all we had to say."""
+        connections = [c.connection for c in self._clients.values()]
+        connections += [w.connection for w in self._workers if w.connection is not None]
+        for connection in connections:
+            key = self._selector.get_key(connection)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.pending else 0)
+            if key.events != wanted:
+                self._selector.modify(connection, wanted, key.data)
+
+    def _show(self, worker: Worker, state: int) -> None:
+        at = worker.index * board.WORKER_CELLS
+        self._board.quads[at + board.WORKER_PID] = worker.process.pid if worker.process else 0
+        self._board.quads[at + board.WORKER_STATE] = state
+
+    def _batches(self, worker: Worker) -> int:
+        return self._board.quads[board.worker_row(worker.index) + board.BATCHES]
+
+
+def segment_message(client: Client, number: int) -> Message:
+    return {"type": "segment", "client": client.number, "number": number}
+
+
+def channels_message(client: Client, first: int, kind: str) -> Message:
+    return {"type": "channels", "client": client.number, "first": first, "kind": kind}
+
+
+def describe_difference(ours: dict[str, str], theirs: dict[str, str] | None) -> str:
+    """What sets the host that a client describes apart from the one that runs, for a person; empty for nothing."""
+    if theirs is None:  # it joins whatever there is
+        return ""
+    return "; ".join(
+        f"{key} is {ours.get(key)} there and {theirs.get(key)} here"
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    )
+
+
+def describe_exit(code: int) -> str:
+    """What an exit status says, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ": out of memory, or somebody killed it" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def kill_orphans(session: int | None) -> None:
+    """Ends processes that a dead worker left behind: as subreaper we inherit them. None: whatever worker they came from."""
+    try:
+        with open("/proc/thread-self/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+    except OSError:
+        return  # a kernel without CONFIG_PROC_CHILDREN
+    for pid in children:
+        try:
+            if session is None or os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        except OSError:
+            pass  # gone already
+
+
+def become_supervisor() -> None:
+    """Detaches from the application's terminal output, and adopts what workers leave behind when they die."""
+    import ctypes
+    import resource
+
+    PR_SET_CHILD_SUBREAPER = 36
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def main(listener: int, config: int) -> None:
+    for fd in (listener, config):
+        os.set_inheritable(fd, False)
+    become_supervisor()
+    Supervisor(socket.socket(fileno=listener), config).run()
+    sys.stdout.flush()

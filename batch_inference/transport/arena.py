@@ -1,0 +1,199 @@
+"""The arena: one client's allocator of slots over segments that it grows on demand.
+
+Sizes are powers of two. A free slot of the right size is popped from a list, last in first out, so that the pages are
+warm; without one, a larger slot is cut in half until it fits (a buddy allocator), free halves are put together again
+when nothing else helps, and after that the arena grows. Only the owner allocates, so no lock is shared between processes.
+
+Threads: popping and appending are single list operations and need no lock; cutting, merging and growing hold one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from batch_inference.errors import RequestTooLargeError
+from batch_inference.transport.segment import Segment
+from batch_inference.transport.wire import DONE_GEN, HEADER_SIZE, QUADS_PER_UNIT, UNIT, WORDS_PER_UNIT, slot_key
+
+MIN_ORDER = 10
+FIRST_SEGMENT_ORDER = 20
+GENERATIONS = 0xFFFF_FFFF
+
+
+class Slot:
+    """A piece of a segment that carries one request and its reply. The fields below `gen` belong to the client."""
+
+    __slots__ = (
+        "segment",  # Segment
+        "number",  # of the segment, within the arena
+        "offset",  # bytes from the segment's start
+        "order",  # log2 of the size
+        "word",  # index of the header's first word in segment.words
+        "quad",  # index of the header's first quad in segment.quads
+        "key",  # wire.slot_key
+        "gen",  # of the present use
+        "channel",  # the channel on which its caller is woken
+        "worker",  # the peer it was sent to, or None while no worker is ready
+        "arrived",  # ns
+        "deadline",  # ns, 0 for none
+        "length",  # bytes of the encoded request
+        "tries",  # incarnations that died with it in the running batch
+        "error",  # exception that this process set in place of a reply
+        "elsewhere",  # a reply that did not fit, as (Segment, length)
+        "abandoned",  # nobody waits: free it when the worker is through with it
+    )
+
+    def __init__(self, segment: Segment, number: int, offset: int, order: int) -> None:
+        self.segment = segment
+        self.number = number
+        self.offset = offset
+        self.order = order
+        self.word = offset // UNIT * WORDS_PER_UNIT
+        self.quad = offset // UNIT * QUADS_PER_UNIT
+        self.key = slot_key(number, offset // UNIT)
+        self.gen = 0
+        self.channel: Any = None
+        self.worker: Any = None
+        self.arrived = self.deadline = self.length = self.tries = 0
+        self.error: BaseException | None = None
+        self.elsewhere: tuple[Segment, int] | None = None
+        self.abandoned = False
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.number}:{self.offset} of {1 << self.order} bytes, gen {self.gen}>"
+
+    @property
+    def size(self) -> int:
+        return 1 << self.order
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a reply, or an error in its place."""
+        return self.segment.words[self.word + DONE_GEN] == self.gen or self.error is not None
+
+
+class Arena:
+    """Slots for one client. `make(size)` creates a segment; `attached(number, segment)` announces it to the workers."""
+
+    def __init__(
+        self, limit: int, make: Callable[[int], Segment], attached: Callable[[int, Segment], None] = lambda n, s: None
+    ) -> None:
+        self.limit = limit
+        self.segments: list[Segment] = []
+        self.mapped = 0
+        self._make = make
+        self._attached = attached
+        self._free: list[list[Slot]] = [[] for _ in range(64)]
+        self._lock = threading.Lock()
+        self._generations = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<Arena {self.mapped} of at most {self.limit} bytes in {len(self.segments)} segments>"
+
+    def acquire(self, nbytes: int, *, grow: bool = True) -> Slot | None:
+        """A slot for a request and reply of `nbytes` together, or None when there is no room now.
+
+        RequestTooLargeError when there can never be. With `grow=False` only memory that is mapped already is used.
+        """
+        order = max(MIN_ORDER, (nbytes + HEADER_SIZE - 1).bit_length())
+        try:
+            slot = self._free[order].pop()
+        except IndexError:
+            found = self._acquire_slowly(order, nbytes, grow)
+            if found is None:
+                return None
+            slot = found
+        slot.gen = next(self._generations) & GENERATIONS or next(self._generations) & GENERATIONS
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Takes back a slot that no worker will touch again."""
+        slot.channel = slot.worker = slot.error = slot.elsewhere = None
+        slot.tries = 0
+        slot.abandoned = False
+        self._free[slot.order].append(slot)
+
+    @property
+    def free(self) -> int:
+        """Bytes of the slots that are free now; equal to `mapped` when every slot is back."""
+        return sum(len(slots) << order for order, slots in enumerate(self._free))
+
+    def close(self) -> None:
+        """Forgets all memory; the mappings go with the last slot that a caller still holds."""
+        with self._lock:
+            for slots in self._free:
+                slots.clear()
+            for segment in self.segments:
+                segment.close()
+            self.segments.clear()
+            self.mapped = 0
+
+    def _acquire_slowly(self, order: int, nbytes: int, grow: bool) -> Slot | None:
+        if 1 << order > self.limit:
+            raise RequestTooLargeError(
+                f"a request with its reply needs {nbytes} bytes in one piece ({1 << order} with rounding), and this "
+                f"process may map {self.limit} bytes of shared memory in all: send smaller requests or raise shared_memory"
+            )
+        with self._lock:
+            slot = self._cut(order)
+            if slot is None:
+                self._merge()
+                slot = self._cut(order)
+            if slot is None and grow and self._grow(order):
+                slot = self._cut(order)
+            return slot
+
+    def _cut(self, order: int) -> Slot | None:
+        """Takes the smallest free slot of at least `order` and halves it down to `order`."""
+        for larger in range(order, len(self._free)):
+            try:
+                slot = self._free[larger].pop()
+            except IndexError:
+                continue
+            while slot.order > order:
+                half = slot.order - 1
+                self._free[half].append(self._new_slot(slot.segment, slot.number, slot.offset + (1 << half), half))
+                slot = self._new_slot(slot.segment, slot.number, slot.offset, half)
+            return slot
+        return None
+
+    def _merge(self) -> None:
+        """Puts free buddies together, smallest first. Other threads may pop and append meanwhile: hence one by one."""
+        for order in range(MIN_ORDER, len(self._free) - 1):
+            taken: dict[tuple[int, int], Slot] = {}
+            while True:
+                try:
+                    slot = self._free[order].pop()
+                except IndexError:
+                    break
+                taken[slot.number, slot.offset] = slot
+            for (number, offset), slot in list(taken.items()):
+                buddy = (number, offset ^ (1 << order))
+                if (number, offset) in taken and buddy in taken:
+                    del taken[number, offset], taken[buddy]
+                    start = min(offset, buddy[1])
+                    self._free[order + 1].append(self._new_slot(slot.segment, number, start, order + 1))
+            self._free[order].extend(taken.values())
+
+    def _grow(self, order: int) -> bool:
+        """Maps one more segment: as much again as there is, as far as the limit allows; False when it does not."""
+        wanted = max(order, FIRST_SEGMENT_ORDER, min(self.mapped.bit_length() - 1, 30))
+        while self.mapped + (1 << wanted) > self.limit and wanted > order:
+            wanted -= 1
+        if self.mapped + (1 << wanted) > self.limit:
+            return False
+        segment, number = self._make(1 << wanted), len(self.segments)
+        self.segments.append(segment)
+        self.mapped += segment.size
+        self._attached(number, segment)  # before any of its slots can be handed out
+        self._free[wanted].append(self._new_slot(segment, number, 0, wanted))
+        return True
+
+    @staticmethod
+    def _new_slot(segment: Segment, number: int, offset: int, order: int) -> Slot:
+        slot = Slot(segment, number, offset, order)
+        segment.words[slot.word + DONE_GEN] = 0  # what an earlier use left here says nothing about this one
+        return slot

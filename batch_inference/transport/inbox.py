@@ -1,0 +1,272 @@
+"""The worker's end of the transport: the memory and channels of its clients, the requests that arrive, their replies.
+
+A descriptor may overtake the segment or channel that it names, since those come by way of the supervisor: it is *parked*
+until they are here. Nothing in a descriptor or a header is believed: places are checked against the segment, and what does
+not fit is ignored, so a client that writes nonsense hurts only itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from batch_inference.errors import TransportError
+from batch_inference.transport import codec, segment
+from batch_inference.transport.channel import (
+    FarChannel,
+    FarPipeChannel,
+    FarThreadChannel,
+    LocalRequestPipe,
+    read_descriptors,
+)
+from batch_inference.transport.handshake import Connection, close_all
+from batch_inference.transport.segment import Segment
+from batch_inference.transport.wire import (
+    DONE_AT,
+    DONE_GEN,
+    DROPPED,
+    ERROR,
+    GEN,
+    GIVEN_UP,
+    HEADER_SIZE,
+    LENGTH,
+    OK,
+    QUADS_PER_UNIT,
+    REPLY_AT,
+    REPLY_ROOM,
+    REPLY_SIZE,
+    STARTED_GEN,
+    STATUS,
+    UNIT,
+    WORDS_PER_UNIT,
+)
+
+Descriptor = tuple[int, ...]
+
+
+class Peer:
+    """A client as its worker sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.segments: dict[int, Segment] = {}
+        self.channels: dict[int, FarChannel] = {}
+        self.gone = False
+
+
+class Incoming:
+    """A request in its caller's slot, until it has been answered there."""
+
+    __slots__ = ("peer", "arrived", "deadline", "_inbox", "_segment", "_number", "_unit", "_word", "_quad", "_gen", "_channel")
+
+    def __init__(self, inbox: Inbox, peer: Peer, descriptor: Descriptor) -> None:
+        _, channel, self._number, self._unit, self._gen, self.arrived, self.deadline = descriptor
+        self.peer = peer
+        self._inbox = inbox
+        self._segment = peer.segments[self._number]
+        self._channel = peer.channels[channel]
+        self._word = self._unit * WORDS_PER_UNIT
+        self._quad = self._unit * QUADS_PER_UNIT
+
+    def decode(self, lend: bool) -> tuple[Any, ...]:
+        """The arguments of the call; with `lend`, tensors are views of the caller's memory."""
+        length = self._segment.quads[self._quad + LENGTH]
+        start = self._unit * UNIT + HEADER_SIZE
+        if start + length > self._segment.size:
+            raise TransportError("a request claims to reach beyond its segment: the slot was overwritten")
+        value = codec.decode(self._segment.memory, start, length, lend=lend)
+        if type(value) is not tuple:
+            raise TransportError("a request is not a tuple of arguments: the slot was overwritten")
+        return value
+
+    def unwanted(self, now: int) -> bool:
+        """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
+        return (
+            self._segment.words[self._word + GIVEN_UP] == self._gen
+            or 0 < self.deadline < now
+            or self.peer.gone
+        )
+
+    def start(self) -> None:
+        """Marks the request as one that the model may see from now on."""
+        self._segment.words[self._word + STARTED_GEN] = self._gen
+
+    def reply(self, encoded: Any, status: int = OK) -> None:
+        """Writes an encoded value into the caller's slot, or beside it if it does not fit, and wakes the caller."""
+        if self.peer.gone:
+            return
+        at, room = self._segment.quads[self._quad + REPLY_AT], self._segment.quads[self._quad + REPLY_ROOM]
+        start = self._unit * UNIT + at
+        if encoded.size <= room and self._segment.holds(start, room):
+            encoded.write(self._segment.memory, start)
+            self._finish(status, encoded.size)
+        else:
+            self._inbox.reply_elsewhere(self.peer, (self._number, self._unit, self._gen, status), encoded)
+
+    def fail(self, error: BaseException) -> None:
+        self.reply(codec.encode_error(error), ERROR)
+
+    def drop(self) -> None:
+        """Gives the slot back unanswered: nobody waits."""
+        if not self.peer.gone:
+            self._finish(DROPPED, 0)
+
+    def _finish(self, status: int, size: int) -> None:
+        words, quads = self._segment.words, self._segment.quads
+        words[self._word + STATUS] = status
+        quads[self._quad + REPLY_SIZE] = size
+        quads[self._quad + DONE_AT] = time.monotonic_ns()
+        words[self._word + DONE_GEN] = self._gen  # last: from here on the slot is the client's again
+        self._channel.post(self._number, self._unit)
+        self._inbox.posted.add(self._channel)
+
+
+class Inbox(Protocol):
+    """Where a worker's requests come from."""
+
+    quitting: bool
+    posted: set[FarChannel]
+
+    def receive(self, timeout: float | None) -> list[Incoming]:
+        """The requests that have arrived; waits up to `timeout` seconds for one (None: for as long as it takes)."""
+        ...
+
+    def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None: ...
+
+    def flush(self) -> None:
+        """Sends the wake-ups of the replies that were written."""
+        ...
+
+
+class RemoteInbox:
+    """Of a worker process: a request pipe, and a control connection to the supervisor."""
+
+    def __init__(self, pipe: int, control: Connection) -> None:
+        self.quitting = False
+        self.posted: set[FarChannel] = set()
+        self._pipe = pipe
+        self._control = control
+        self._peers: dict[int, Peer] = {}
+        self._gone: set[int] = set()
+        self._parked: list[Descriptor] = []
+        self._full: list[FarChannel] = []  # channels that could not take all wake-ups
+
+    def receive(self, timeout: float | None) -> list[Incoming]:
+        readable, writable, _ = select.select([self._pipe, self._control], self._full, [], timeout)
+        if writable:
+            self.flush()
+        if self._control in readable:
+            self._obey()
+        if self._pipe in readable:
+            self._parked += read_descriptors(self._pipe)
+        if not self._parked:
+            return []
+        descriptors, self._parked = self._parked, []
+        return [incoming for descriptor in descriptors if (incoming := self._open(descriptor)) is not None]
+
+    def _open(self, descriptor: Descriptor) -> Incoming | None:
+        client, channel, number, unit, gen, _, _ = descriptor
+        peer = self._peers.get(client)
+        memory = peer and peer.segments.get(number)
+        if peer is None or memory is None or channel not in peer.channels:
+            if client not in self._gone:
+                self._parked.append(descriptor)
+            return None
+        if not memory.holds(unit * UNIT, HEADER_SIZE) or memory.words[unit * WORDS_PER_UNIT + GEN] != gen:
+            return None
+        return Incoming(self, peer, descriptor)
+
+    def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
+        number, unit, gen, status = slot
+        reply = segment.create(max(1, encoded.size))
+        try:
+            encoded.write(reply.memory, 0)
+            message = {"type": "reply", "client": peer.number, "segment": number, "unit": unit, "gen": gen,
+                       "status": status, "size": encoded.size}
+            self._control.send(message, [reply.fd])
+        finally:
+            reply.close()
+
+    def flush(self) -> None:
+        if self._control.pending:
+            self._control.flush()
+        self._full = [channel for channel in (*self._full, *self.posted) if not channel.flush()]
+        self.posted.clear()
+
+    def _obey(self) -> None:
+        while (received := self._control.receive()) is not None:
+            message, fds = received
+            if message["type"] == "quit":
+                self.quitting = True
+            elif message["type"] == "gone":
+                self._forget(message["client"])
+            else:
+                self._attach(message, fds)
+
+    def _attach(self, message: dict[str, Any], fds: list[int]) -> None:
+        number = message["client"]
+        if number in self._gone:
+            close_all(fds)
+            return
+        peer = self._peers.setdefault(number, Peer(number))
+        if message["type"] == "segment":
+            try:
+                peer.segments[message["number"]] = segment.attach(fds[0])
+            except (TransportError, OSError, ValueError):
+                self._forget(number)  # it offered memory that could kill us
+        else:
+            far = FarThreadChannel if message["kind"] == "thread" else FarPipeChannel
+            for offset, fd in enumerate(fds):
+                peer.channels[message["first"] + offset] = far(fd)
+
+    def _forget(self, number: int) -> None:
+        self._gone.add(number)
+        self._parked = [descriptor for descriptor in self._parked if descriptor[0] != number]
+        peer = self._peers.pop(number, None)
+        if peer is None:
+            return
+        peer.gone = True
+        for channel in peer.channels.values():
+            self.posted.discard(channel)
+            if channel in self._full:
+                self._full.remove(channel)
+            channel.close()
+        # The mappings go when the last request that was read from them does.
+
+
+class LocalInbox:
+    """Of a worker that is a thread: the one client is this process itself."""
+
+    def __init__(
+        self, pipe: LocalRequestPipe, peer: Peer, deliver: Callable[[tuple[int, int, int, int], Segment, int], None]
+    ) -> None:
+        self.quitting = False
+        self.posted: set[FarChannel] = set()
+        self._pipe = pipe
+        self._peer = peer
+        self._deliver = deliver
+
+    def receive(self, timeout: float | None) -> list[Incoming]:
+        return [Incoming(self, self._peer, descriptor) for descriptor in self._pipe.read(timeout) if descriptor[4]]
+
+    def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
+        reply = segment.private(max(1, encoded.size))
+        encoded.write(reply.memory, 0)
+        self._deliver(slot, reply, encoded.size)
+
+    def flush(self) -> None:
+        for channel in self.posted:
+            channel.flush()
+        self.posted.clear()
+
+
+def lowest(fd: int) -> int:
+    """Moves a descriptor to the lowest free number: select takes none above 1023, and low ones faster."""
+    import fcntl
+
+    low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return low

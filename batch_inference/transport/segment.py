@@ -1,0 +1,75 @@
+"""Segments: shared memory that a client owns and hands, by descriptor, to the workers of its host.
+
+A memfd leaves nothing in /dev/shm, is not bounded by a container's 64 MB there, and goes when its last holder goes.
+It is sealed against shrinking, so that nobody who maps it can be killed (SIGBUS) by somebody who cuts it short; a
+worker maps no segment without those seals.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from batch_inference.errors import TransportError
+from batch_inference.transport.wire import UNIT
+
+
+class Segment:
+    """One mapping. `memory` is the mapping itself; `words` and `quads` are the same bytes as 4- and 8-byte integers."""
+
+    def __init__(self, memory: mmap.mmap, fd: int = -1) -> None:
+        self.memory = memory
+        self.fd = fd
+        self.size = len(memory)
+        self.words = memoryview(memory).cast("B").cast("I")
+        self.quads = memoryview(memory).cast("B").cast("Q")
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.size} bytes, fd {self.fd}>"
+
+    def holds(self, offset: int, length: int) -> bool:
+        """Whether a slot of `length` bytes at `offset` lies inside."""
+        return 0 <= offset and 0 <= length and offset % UNIT == 0 and offset + length <= self.size
+
+    def close(self) -> None:
+        """Closes the descriptor. The mapping goes with the last object that refers to it: a slot, or an array on it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def create(size: int) -> Segment:
+    """A new shared segment of `size` bytes of zeros, owned by this process. Pages cost memory when first touched."""
+    import fcntl
+
+    fd = os.memfd_create("batch_inference", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return Segment(mmap.mmap(fd, size), fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def attach(fd: int) -> Segment:
+    """Maps a segment of another process; closes `fd`. TransportError unless it is sealed against shrinking."""
+    import fcntl
+
+    try:
+        try:
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        except OSError:
+            sealed = 0
+        if not sealed:
+            raise TransportError(
+                "a segment that is not sealed against shrinking was offered: refused, it could kill us"
+            )
+        return Segment(mmap.mmap(fd, os.fstat(fd).st_size))
+    finally:
+        os.close(fd)
+
+
+def private(size: int) -> Segment:
+    """Memory of this process alone, for a worker that is a thread of it."""
+    return Segment(mmap.mmap(-1, size))

@@ -1,0 +1,61 @@
+"""What both sides of the shared memory agree on: the descriptor, the slot header and the status words.
+
+A *descriptor* is 32 bytes on a request pipe and names a slot. The slot's *header* is the truth about the request: a wake-up
+only says "look". Every header word has one writer:
+
+    word   0  gen         client    which use of the slot this is; unique within the client
+    word   1  done_gen    worker    written last: equal to gen once status and reply stand
+    word   2  status      worker    one of the status words below
+    word   3  started_gen worker    equal to gen once the model may have seen the request
+    word   4  given_up    client    equal to gen once nobody waits for the reply
+    quad   3  length      client    bytes of the encoded request, which starts HEADER_SIZE after the slot's start
+    quad   4  reply_at    client    where the reply may start, relative to the slot's start
+    quad   5  reply_room  client    bytes the reply may take there
+    quad   6  reply_size  worker    bytes of the encoded reply
+    quad   7  done_at     worker    CLOCK_MONOTONIC in ns, when the reply was written
+
+(a word is 4 bytes, a quad 8; words 0..5 and quads 3..7 do not overlap.)
+"""
+
+from __future__ import annotations
+
+import struct
+
+VERSION = 1
+"""Of everything in this module and of the control messages; both sides of a connection compare it."""
+
+UNIT = 64
+"""Slots start at multiples of this many bytes, and so do the tensors in them."""
+
+HEADER_SIZE = 64
+WORDS_PER_UNIT, QUADS_PER_UNIT = UNIT // 4, UNIT // 8
+
+GEN, DONE_GEN, STATUS, STARTED_GEN, GIVEN_UP = range(5)
+LENGTH, REPLY_AT, REPLY_ROOM, REPLY_SIZE, DONE_AT = range(3, 8)
+
+OK, ERROR, DROPPED = 1, 2, 3
+
+DESCRIPTOR = struct.Struct("=IHHIIqq")
+"""client, channel, segment, unit (the slot's start / UNIT), gen, arrival (ns), deadline (ns; 0: none)"""
+
+HEADER = struct.Struct("=6I5Q")
+"""The whole slot header; a client writes it at once, with zeros for what is the worker's."""
+
+ENTRY = struct.Struct("=HHI")
+"""What a loop pipe carries per reply: segment, 0, unit; as one quad it is `slot_key(segment, unit)`."""
+
+PIPE_BUF = 4096
+"""Writes to a pipe of at most this many bytes are atomic."""
+
+DESCRIPTORS_PER_WRITE = PIPE_BUF // DESCRIPTOR.size
+ENTRIES_PER_WRITE = PIPE_BUF // ENTRY.size
+
+
+def slot_key(segment: int, unit: int) -> int:
+    """A slot's name within its client; the little-endian reading of its ENTRY."""
+    return segment | unit << 32
+
+
+def align(n: int) -> int:
+    """`n` rounded up to a multiple of UNIT."""
+    return (n + UNIT - 1) & -UNIT
