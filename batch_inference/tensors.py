@@ -52,6 +52,7 @@ class _Torch:
 
         self.module: Any = torch
         PLAIN.add(torch.Tensor)
+        self.strided = torch.strided
         self.tensor_types = (torch.Tensor, torch.nn.Parameter)
         self.names: dict[Any, str] = {}
         self.dtypes: dict[str, Any] = {}
@@ -63,7 +64,7 @@ class _Torch:
                 self.dtypes[name] = dtype
                 _ITEM_SIZES[name] = dtype.itemsize
         shared = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128"
-        self.numpy_dtypes = {self.dtypes[name] for name in shared.split()}
+        self.numpy_dtypes = {self.dtypes[name]: np.dtype(name) for name in shared.split()}
 
 
 _torch_tables: _Torch | None = None
@@ -109,7 +110,7 @@ def spec(value: Any) -> Spec | None:
     if kind is _ndarray or kind is np.memmap:
         name = _NUMPY_NAMES.get(value.dtype)
         return None if name is None else ("numpy", name, value.shape)
-    if "torch" in sys.modules and _is_torch(value):
+    if kind in PLAIN or (torch_is_loaded() and _is_torch(value)):
         return _torch_spec(value)
     return None
 
@@ -120,7 +121,7 @@ def _torch_spec(value: Any) -> Spec | None:
     if (
         name is None
         or type(value) not in tables.tensor_types
-        or value.layout is not tables.module.strided
+        or value.layout is not tables.strided
         or value.is_meta
         or value.is_nested
     ):
@@ -135,6 +136,11 @@ def nbytes(spec: Spec) -> int:
         _torch()
         size = _ITEM_SIZES[spec[1]]
     return size * math.prod(spec[2])
+
+
+def torch_is_loaded() -> bool:
+    """Whether this process imported torch: if not, no value here holds a torch tensor."""
+    return "torch" in sys.modules
 
 
 def check_sendable(value: Any) -> None:
@@ -172,41 +178,47 @@ def write(value: Any, memory: Any, offset: int) -> None:
 def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
     """A torch tensor's values on the host as an array: itself where numpy has the dtype, else its raw bytes."""
     tables = _torch()
-    if value.requires_grad:
-        value = value.detach()
-    if value.device.type != "cpu":
-        value = value.cpu()
-    if value.is_conj() or value.is_neg():
-        value = value.resolve_conj().resolve_neg()
+    shared = value.dtype in tables.numpy_dtypes
     try:
-        array: np.ndarray[Any, Any] = value.numpy()
-    except TypeError:  # bfloat16, float8: numpy has no such dtype
-        array = value.contiguous().reshape(-1).view(tables.module.uint8).numpy()
+        if shared:
+            array: np.ndarray[Any, Any] = value.numpy()
+            return array
+    except (RuntimeError, TypeError):  # autograd history, another device, a lazy conjugation or sign
+        pass
+    value = on_host(value).resolve_conj().resolve_neg()
+    array = value.numpy() if shared else value.contiguous().reshape(-1).view(tables.module.uint8).numpy()
     return array
 
 
 def view(spec: Spec, memory: Any, offset: int) -> Any:
     """A tensor that shares `memory` (a writable buffer) from `offset` on; the tensor keeps the buffer alive."""
-    if spec[0] == "numpy":
-        return np.ndarray(spec[2], _NUMPY_DTYPES[spec[1]], memory, offset)
+    framework, name, shape = spec
+    if framework == "numpy":
+        return np.ndarray(shape, _NUMPY_DTYPES[name], memory, offset)
     tables = _torch()
-    dtype, shape = tables.dtypes[spec[1]], spec[2]
-    count = math.prod(shape)
-    if count == 0:
+    dtype = tables.dtypes[name]
+    if 0 in shape:  # numpy gives empty arrays strides that torch stumbles over
         return tables.module.empty(shape, dtype=dtype, device="cpu")
-    return tables.module.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+    numpy_dtype = tables.numpy_dtypes.get(dtype)
+    if numpy_dtype is not None:
+        return tables.module.from_numpy(np.ndarray(shape, numpy_dtype, memory, offset))
+    raw = np.ndarray((nbytes(spec),), np.uint8, memory, offset)
+    return tables.module.from_numpy(raw).view(dtype).view(shape)
 
 
 def copy(spec: Spec, memory: Any, offset: int) -> Any:
     """Like `view`, but the tensor owns its memory and is writable."""
-    if spec[0] == "numpy":
-        return np.ndarray(spec[2], _NUMPY_DTYPES[spec[1]], memory, offset).copy()
+    framework, name, shape = spec
+    if framework == "numpy":
+        return np.ndarray(shape, _NUMPY_DTYPES[name], memory, offset).copy()
     tables = _torch()
-    dtype, shape = tables.dtypes[spec[1]], spec[2]
-    size = nbytes(spec)
-    if size == 0:
+    dtype = tables.dtypes[name]
+    if 0 in shape:  # numpy gives empty arrays strides that torch stumbles over
         return tables.module.empty(shape, dtype=dtype, device="cpu")
-    raw = np.ndarray((size,), np.uint8, memory, offset).copy()
+    numpy_dtype = tables.numpy_dtypes.get(dtype)
+    if numpy_dtype is not None:
+        return tables.module.from_numpy(np.ndarray(shape, numpy_dtype, memory, offset).copy())
+    raw = np.ndarray((nbytes(spec),), np.uint8, memory, offset).copy()
     return tables.module.from_numpy(raw).view(dtype).view(shape)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from .. import tensors
 from ..errors import ConfigError
-from . import _structure
+from . import _options, _structure
+from ._options import PaddingTokens, Trim
 from ._structure import Path
 from .batcher import Request
-from .concat_batcher import Layout, ascending
-from .seq_batcher import PaddingTokens, SeqBatcher, Trim
+from .concat_batcher import Layout
+from .seq_batcher import SeqBatcher
 
 
 class BucketSeqBatcher(SeqBatcher):
@@ -53,7 +54,7 @@ class BucketSeqBatcher(SeqBatcher):
             batch_sizes=batch_sizes,
             tensor=tensor,
         )
-        self.buckets = ascending("buckets", buckets)
+        self.buckets = _options.ascending("buckets", buckets)
         self.pad_to_bucket = pad_to_bucket
 
     def kind(self, request: Request) -> Hashable:

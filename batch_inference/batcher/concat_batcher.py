@@ -7,11 +7,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .. import tensors
 from ..errors import BatcherError, ConfigError, RequestTooLargeError
-from . import _structure
+from . import _options, _structure
 from ._structure import Path
 from .batcher import Batcher, Request
 
@@ -46,7 +44,7 @@ class ConcatBatcher(Batcher):
     def __init__(self, *, batch_sizes: Sequence[int] | None = None, tensor: str | None = None) -> None:
         super().__init__()
         if batch_sizes is not None:
-            self.batch_sizes = ascending("batch_sizes", batch_sizes)
+            self.batch_sizes = _options.ascending("batch_sizes", batch_sizes)
         if tensor not in (None, "np", "pt"):
             raise ConfigError(f"tensor must be 'np' or 'pt', got {tensor!r}; it may be left out")
 
@@ -164,19 +162,6 @@ class ConcatBatcher(Batcher):
         """`sample` with `rows` rows, all like its first."""
         resized: Request = _structure.map_tensors(tuple(sample), lambda _, tensor: tensors.concat([tensor[:1]], rows))
         return resized
-
-
-def ascending(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """The values as a tuple; ConfigError unless they are positive integers, each larger than the one before."""
-    numbers = tuple(values)
-    if not numbers:
-        raise ConfigError(f"{name} is empty: give at least one number")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-            raise ConfigError(f"{name} must hold positive integers, got {number!r}")
-    if any(after <= before for before, after in zip(numbers, numbers[1:])):
-        raise ConfigError(f"{name} must be ascending, without duplicates: got {list(numbers)}")
-    return tuple(map(int, numbers))
 
 
 def _part(request: Request, rows: slice) -> Request:

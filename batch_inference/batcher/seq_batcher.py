@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from .. import tensors
 from ..errors import BatcherError, ConfigError
-from . import _structure
+from . import _options, _structure
+from ._options import PaddingTokens, Trim
 from ._structure import Path
 from .batcher import Request
 from .concat_batcher import ConcatBatcher, Layout
-
-PaddingTokens = Sequence[Any] | Mapping[str, Any] | float
-Trim = int | Sequence[Any] | Mapping[str, Any] | None
 
 
 class SeqBatcher(ConcatBatcher):
@@ -27,7 +23,8 @@ class SeqBatcher(ConcatBatcher):
     `padding_side`: "right", or "left" as generating models like it.
     `pad_to_multiple_of`: round the padded length up.
     `mask=True` gives the model one more argument, after the others: the attention mask, int64 [rows, length], 1 for
-    elements that a caller sent and 0 for padding. A string instead is the key under which it joins a dict argument.
+    elements that a caller sent and 0 for padding. A string instead is the key under which it joins the first dict
+    argument, in place of what was there.
     `trim`: the dimension of the output that follows the padded length, cut back to each request's own length (that of
     its first padded argument). For a tuple, list or dict of outputs, a list or dict says it for each: ``[1, None]``.
     """
@@ -47,16 +44,16 @@ class SeqBatcher(ConcatBatcher):
         tensor: str | None = None,
     ) -> None:
         super().__init__(batch_sizes=batch_sizes, tensor=tensor)
-        self.padding_tokens: list[Any] | int | float = _checked_tokens(padding_tokens)
+        self.padding_tokens: list[Any] | int | float = _options.padding_tokens_of(padding_tokens)
         if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0:
             raise ConfigError(f"dim must be a dimension other than 0, which is the batch: got {dim!r}")
         if padding_side not in ("right", "left"):
             raise ConfigError(f"padding_side must be 'right' or 'left', got {padding_side!r}")
         if pad_to_multiple_of is not None and (not isinstance(pad_to_multiple_of, int) or pad_to_multiple_of < 1):
             raise ConfigError(f"pad_to_multiple_of must be a positive integer, got {pad_to_multiple_of!r}")
-        if isinstance(mask, str) and not self._dict_arguments():
-            raise ConfigError(f"mask={mask!r} names a key of a dict argument, but padding_tokens has no dict: use True")
-        _check_trim(trim)
+        if not isinstance(mask, (bool, str)):
+            raise ConfigError(f"mask must be True, False or the key of a dict argument, got {mask!r}")
+        _options.check_trim(trim)
         self.dim = dim
         self.padding_side = padding_side
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -103,14 +100,13 @@ class SeqBatcher(ConcatBatcher):
         )
         if self.mask is True:
             return (*merged, mask)
-        for index in self._dict_arguments():
-            if index < len(merged) and isinstance(merged[index], dict):
-                merged[index][self.mask] = mask
-        return merged
-
-    def _dict_arguments(self) -> list[int]:
-        tokens = self.padding_tokens if isinstance(self.padding_tokens, list) else []
-        return [index for index, token in enumerate(tokens) if isinstance(token, Mapping)]
+        for argument in merged:
+            if isinstance(argument, dict):
+                argument[self.mask] = mask
+                return merged
+        raise BatcherError(
+            f"mask={self.mask!r} names a key of a dict argument, but the request has none: use mask=True"
+        )
 
     def kind(self, request: Request) -> Hashable:
         """As for ConcatBatcher, but without the dimension that is padded."""
@@ -248,61 +244,6 @@ class SeqBatcher(ConcatBatcher):
             )
         part = slice(padded - own, padded) if self.padding_side == "left" else slice(own)
         return output[(slice(None),) * axis + (part,)]
-
-
-def _checked_tokens(padding_tokens: PaddingTokens) -> Any:
-    if isinstance(padding_tokens, Mapping):
-        padding_tokens = [padding_tokens]
-    if isinstance(padding_tokens, (str, bytes)) or padding_tokens is None:
-        raise ConfigError(f"padding_tokens must hold one number or None for each argument, got {padding_tokens!r}")
-    if isinstance(padding_tokens, (int, float, np.number)):
-        _check_token(padding_tokens)
-        return _plain(padding_tokens)
-    for token in padding_tokens:
-        _check_token(token)
-    if not any(map(_pads, padding_tokens)):
-        raise ConfigError(
-            f"padding_tokens={padding_tokens!r} leaves every argument unpadded: use ConcatBatcher for that, or give a "
-            "number for the arguments that are to be padded"
-        )
-    return _plain(list(padding_tokens))
-
-
-def _check_token(token: Any) -> None:
-    if isinstance(token, Mapping):
-        for item in token.values():
-            _check_token(item)
-    elif isinstance(token, (tuple, list)):
-        for item in token:
-            _check_token(item)
-    elif token is not None and not isinstance(token, (int, float, np.number)):
-        raise ConfigError(f"padding_tokens must hold numbers or None, got {token!r}")
-
-
-def _pads(token: Any) -> bool:
-    if isinstance(token, Mapping):
-        return any(map(_pads, token.values()))
-    return any(map(_pads, token)) if isinstance(token, (tuple, list)) else token is not None
-
-
-def _plain(token: Any) -> Any:
-    """Tokens as Python numbers, whatever they came as (torch and numpy scalars weigh on every batch)."""
-    if isinstance(token, Mapping):
-        return {key: _plain(item) for key, item in token.items()}
-    if isinstance(token, (tuple, list)):
-        return [_plain(item) for item in token]
-    return token.item() if isinstance(token, np.number) else token
-
-
-def _check_trim(trim: Trim) -> None:
-    if isinstance(trim, Mapping):
-        for item in trim.values():
-            _check_trim(item)
-    elif isinstance(trim, (tuple, list)):
-        for item in trim:
-            _check_trim(item)
-    elif trim is not None and (isinstance(trim, bool) or not isinstance(trim, int) or trim == 0):
-        raise ConfigError(f"trim must be a dimension other than 0, which is the batch: got {trim!r}")
 
 
 def _below(trim: Trim, key: Any) -> Trim:

@@ -701,6 +701,13 @@ def test_requests_that_padding_tokens_do_not_fit(batcher: SeqBatcher, request_: 
         batcher.kind(request_)
 
 
+def test_a_mask_by_name_needs_a_dict() -> None:
+    (inputs,), _ = SeqBatcher(0, mask="m").batch([({"a": np.ones((1, n))},) for n in (1, 2)])
+    assert inputs["m"].tolist() == [[1, 0], [1, 1]]
+    with pytest.raises(BatcherError, match="use mask=True"):
+        SeqBatcher(0, mask="m").batch([(np.ones((1, 2)),)])
+
+
 def test_more_padding_tokens_than_arguments_do_no_harm() -> None:
     assert run(SeqBatcher([0, 0]), [(np.ones((1, 2)),)])[0].shape == (1, 2)
 
@@ -738,7 +745,7 @@ def test_trim_leaves_lists_of_items_alone() -> None:
         ({"padding_tokens": [0], "pad_to_multiple_of": 0}, "positive integer"),
         ({"padding_tokens": [0], "trim": 0}, "trim must be"),
         ({"padding_tokens": [0], "trim": {"a": "b"}}, "trim must be"),
-        ({"padding_tokens": [0], "mask": "attention_mask"}, "has no dict"),
+        ({"padding_tokens": [0], "mask": 1}, "mask must be"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
