@@ -47,6 +47,7 @@ from batch_inference.transport.wire import (
 MAX_TRIES = 3
 LEAST_REPLY_ROOM = 256
 FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
+TRANSPORT_SAMPLE, FIRST_SAMPLES = 8, 256  # every so many replies are timed, and the first ones all
 SWEEP_INTERVAL = 0.02  # seconds between looks at slots that were given up, while somebody waits for memory
 
 
@@ -61,11 +62,9 @@ class ClientLink(Protocol):
 
     client_number: int
     worker_count: int
+    cells: Any  # the board
+    row: int  # the board index of this client's first cell
 
-    @property
-    def cells(self) -> Any: ...
-    @property
-    def row(self) -> int: ...
     def make_segment(self, size: int, /) -> Segment: ...
     def announce_segment(self, number: int, new: Segment, /) -> None: ...
     def new_thread_channels(self) -> Sequence[WaitChannel]: ...
@@ -85,7 +84,7 @@ class Client:
         self._abandoned: deque[Slot] = deque()
         self._lock = threading.Lock()
         self._ready: list[Peer] = []
-        self._counts: dict[int, int] = {}  # outstanding requests per worker
+        self._counts = [0] * board.MAX_WORKERS  # outstanding requests per worker
         self._over: BatchInferenceError | None = None  # why no request is taken any more
         self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
         self._hungry: deque[object] = deque()  # who waits for memory, in order of arrival
@@ -104,8 +103,8 @@ class Client:
         try:
             channel = self._borrow_channel()
             self.send(slot, channel, deadline)
-            words, word, gen = slot.segment.words, slot.word, slot.gen
-            while words[word + DONE_GEN] != gen and slot.error is None:
+            words, done_gen, gen = slot.segment.words, slot.word + DONE_GEN, slot.gen
+            while words[done_gen] != gen and slot.error is None:
                 if deadline is None:
                     channel.wait()
                 else:
@@ -172,7 +171,7 @@ class Client:
         except BaseException:
             self._release(slot)
             raise
-        slot.length = encoded.size
+        slot.length, slot.reply_at = encoded.size, reply_at
         return slot
 
     def send(self, slot: Slot, channel: NearChannel, deadline: float | None) -> None:
@@ -204,15 +203,16 @@ class Client:
             if slot.error is not None:
                 raise slot.error
             words, quads = slot.segment.words, slot.segment.quads
-            cells, size = self.link.cells, quads[slot.quad + REPLY_SIZE]
-            took = time.monotonic_ns() - quads[slot.quad + DONE_AT]
-            cells[self.link.row + board.TRANSPORT + board.bucket(took)] += 1
-            if slot.elsewhere is not None:
+            if not slot.gen % TRANSPORT_SAMPLE or slot.gen < FIRST_SAMPLES:
+                took = time.monotonic_ns() - quads[slot.quad + DONE_AT]
+                self.link.cells[self.link.row + board.TRANSPORT + board.bucket(took)] += 1
+            if slot.elsewhere is None:
+                memory, start = slot.segment.memory, slot.offset + slot.reply_at
+                size = quads[slot.quad + REPLY_SIZE]
+            else:
                 reply, size = slot.elsewhere
                 memory, start = reply.memory, 0
-            else:
-                memory, start = slot.segment.memory, slot.offset + HEADER_SIZE + align(slot.length)
-            self._learn(slot.length.bit_length(), size)
+                self._learn(slot.length.bit_length(), size)
             status = words[slot.word + STATUS]
             if status == ERROR:
                 raise codec.decode_error(memory, start, size)
@@ -287,8 +287,9 @@ class Client:
         return sum(cells[start : start + rows * board.ROW : board.ROW])
 
     def _count(self, index: int, change: int) -> None:
-        count = self._counts[index] = self._counts.get(index, 0) + change
-        self.link.cells[self.link.row + board.OUTSTANDING + index] = count
+        count = self._counts[index] = self._counts[index] + change
+        link = self.link
+        link.cells[link.row + index] = count  # board.OUTSTANDING is 0
 
     def _leave(self, slot: Slot) -> None:
         with self._lock:
@@ -302,11 +303,8 @@ class Client:
                 self._changed.notify_all()
 
     def _learn(self, order: int, size: int) -> None:
-        """Replies as large as one that was seen get room in the slot; the room shrinks slowly when they stay small."""
-        room = self._reply_room.get(order, 0)
-        wanted = max(LEAST_REPLY_ROOM, size)
-        if wanted != room:
-            self._reply_room[order] = wanted if wanted > room else room - (room - wanted) // 64
+        """From now on requests of this size get room for the largest reply that one of them had."""
+        self._reply_room[order] = max(size, self._reply_room.get(order, 0))
 
     def _wait_for_memory(self, size: int, deadline: float | None) -> Slot:
         """Waits, first come first served, until a slot of `size` bytes is free."""

@@ -81,6 +81,7 @@ class ModelHost:
         self._client: Client | None = None
         self._loops: Loops | None = None
         self._futures: Futures | None = None
+        self._parts: dict[str, Any] = {}  # the two, where the finalizer can reach them
         self._lock = threading.Lock()
         self._started = False
         self._joins: tuple[str, int | None] | None = None  # address and config of the host to join after a fork
@@ -132,13 +133,15 @@ class ModelHost:
             if not self._started:
                 return
             self._started = False
-            client, loops, futures = self._client, self._loops, self._futures
+            client, parts = self._client, self._parts
             self._client = self._loops = self._futures = self._joins = None
+            self._parts = {}
             if self._finalizer is not None:
                 self._finalizer.detach()
+                self._finalizer = None
             if client is not None:
                 self._last = client.link.statistics()
-                close(client, {"loops": loops, "futures": futures})
+                close(client, parts)
 
     async def astart(self) -> None:
         """`start`, without blocking the event loop."""
@@ -240,6 +243,7 @@ class ModelHost:
         """In the child of a fork: the parent's connection is the parent's; ours is made on first use."""
         client, self._client = self._client, None
         self._loops = self._futures = None
+        self._parts = {}
         self._lock = threading.Lock()
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -334,7 +338,7 @@ class ModelHost:
             )
 
     def _take(self, client: Client) -> None:
-        self._parts: dict[str, Any] = {"loops": None, "futures": None}
+        self._parts = {}
         self._client = client
         self._finalizer = weakref.finalize(self, close, client, self._parts, False)
         _hosts.add(self)
@@ -362,8 +366,7 @@ def close(client: Client, parts: dict[str, Any], drain: bool = True) -> None:
         client.close(drain)
     finally:
         for part in parts.values():
-            if part is not None:
-                part.close()
+            part.close()
 
 
 _OPTIONS_ATTRIBUTE = "__batching_options__"

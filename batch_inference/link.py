@@ -87,9 +87,9 @@ class Link:
         self._supervisor = -1  # pidfd
         self._supervisor_pid = 0
         self._peers: dict[int, Peer] = {}
-        self._board: Segment | None = None
+        self.cells: Any = None  # the host's board
+        self.row = 0  # the board index of this client's first cell
         self.client_number = 0
-        self._row = 0
         self.worker_count = 0
         self._elections: deque[float] = deque()
         self._closing = False
@@ -108,17 +108,6 @@ class Link:
             self._close_descriptors()
             raise
         self._monitor.start()
-
-    @property
-    def cells(self) -> Any:
-        """The host's board."""
-        assert self._board is not None
-        return self._board.quads
-
-    @property
-    def row(self) -> int:
-        """The board index of this client's first cell."""
-        return board.client_row(self._row)
 
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, self.worker_count, self._supervisor_pid)
@@ -242,12 +231,13 @@ class Link:
         supervisor, board_fd, config = fds
         with self._lock:
             self._connection, self._supervisor = connection, supervisor
-            self._board = segment.attach(board_fd)
+            self.cells = segment.attach(board_fd).quads
             if self.config is None:
                 self.config = config
             else:
                 os.close(config)
-            self.client_number, self._row, self._supervisor_pid = welcome["client"], welcome["row"], welcome["pid"]
+            self.row = board.client_row(welcome["row"])
+            self.client_number, self._supervisor_pid = welcome["client"], welcome["pid"]
             self.worker_count = welcome["workers"]
             for shared in self._segments:
                 self._say({"type": "segment"}, [shared.fd])

@@ -40,6 +40,7 @@ class Slot:
         "arrived",  # ns
         "deadline",  # ns, 0 for none
         "length",  # bytes of the encoded request
+        "reply_at",  # where its reply starts, from offset
         "tries",  # incarnations that died with it in the running batch
         "error",  # exception that this process set in place of a reply
         "elsewhere",  # a reply that did not fit, as (Segment, length)
@@ -57,7 +58,7 @@ class Slot:
         self.gen = 0
         self.channel: Any = None
         self.worker: Any = None
-        self.arrived = self.deadline = self.length = self.tries = 0
+        self.arrived = self.deadline = self.length = self.reply_at = self.tries = 0
         self.error: BaseException | None = None
         self.elsewhere: tuple[Segment, int] | None = None
         self.abandoned = False
