@@ -345,14 +345,14 @@ def length_mask(lengths: Sequence[int], counts: Sequence[int], *, length: int, l
 
 def per_row(values: Sequence[Any], counts: Sequence[int], rows: int, like: Any) -> Any:
     """One number per request as a 1-d tensor with one entry per row, in the framework of `like`."""
-    column = np.array(values)
-    if not isinstance(like, _ndarray):
-        module = _torch().module
-        # torch's own default for a Python float is float32, which keeps the model's arithmetic in float32.
-        wide = isinstance(values[0], (float, complex)) and not isinstance(values[0], np.generic)
-        dtype = module.tensor(values[0]).dtype if wide else None
-        return module.from_numpy(_with_first_repeated(np.repeat(column, counts), rows)).to(dtype)
-    return _with_first_repeated(np.repeat(column, counts), rows)
+    column = _with_first_repeated(np.repeat(np.array(values), counts), rows)
+    if isinstance(like, _ndarray):
+        return column
+    module = _torch().module
+    if isinstance(values[0], np.generic) or not isinstance(values[0], (float, complex)):
+        return module.from_numpy(column)
+    # torch's own default for a Python float is float32, which keeps the model's arithmetic in float32.
+    return module.from_numpy(column).to(module.tensor(values[0]).dtype)
 
 
 def _with_first_repeated(column: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:

@@ -6,7 +6,7 @@ index of the argument, then keys and indexes below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,16 +23,37 @@ _INT64: Final = range(-(2**63), 2**63)
 # --- requests ---------------------------------------------------------------------------------------------------
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     """The tensors of a request, or of one of its arguments, in order, each with its path."""
-    if tensors.is_tensor(value):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, (*path, key))
+    found: list[tuple[Path, Any]] = []
+    _collect(value, path, found)
+    return found
+
+
+def _collect(value: Any, path: Path, found: list[tuple[Path, Any]]) -> None:
+    if type(value) in tensors.PLAIN:
+        found.append((path, value))
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
+            _collect(item, (*path, index), found)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _collect(item, (*path, key), found)
+    elif tensors.is_tensor(value):
+        found.append((path, value))
+
+
+def first_tensor(value: Any) -> Any:
+    """The first tensor of a request, or None."""
+    if type(value) in tensors.PLAIN:
+        return value
+    if isinstance(value, (tuple, list, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            tensor = first_tensor(item)
+            if tensor is not None:
+                return tensor
+        return None
+    return value if tensors.is_tensor(value) else None
 
 
 def map_tensors(value: Any, function: Callable[[Path, Any], Any], path: Path = ()) -> Any:
@@ -55,33 +76,21 @@ def rebuild(like: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
 
 def row_count(request: Any) -> int:
     """The rows of the request's first tensor."""
-    for _, tensor in leaves(request):
-        if not tensor.shape:
-            raise zero_dimensional()
-        return int(tensor.shape[0])
-    raise BatcherError(
-        "the request holds no tensor, so it has no rows to batch: send at least one numpy array or torch tensor with a "
-        "batch dimension, or use ListBatcher"
-    )
+    tensor = first_tensor(request)
+    if tensor is None:
+        raise BatcherError(
+            "the request holds no tensor, so it has no rows to batch: send at least one numpy array or torch tensor "
+            "with a batch dimension, or use ListBatcher"
+        )
+    if not tensor.shape:
+        raise zero_dimensional()
+    return int(tensor.shape[0])
 
 
 def zero_dimensional() -> BatcherError:
     return BatcherError(
         "an argument is a 0-d tensor, which has no batch dimension: send x.reshape(1), or a Python number"
     )
-
-
-def check_rows(request: Any) -> None:
-    """BatcherError unless all tensors of the request have equally many rows."""
-    count = row_count(request)
-    for path, tensor in leaves(request):
-        if not tensor.shape:
-            raise zero_dimensional()
-        if tensor.shape[0] != count:
-            raise BatcherError(
-                "all tensors of one request must have equally many rows (their first dimension): the first has "
-                f"{count}, {place('argument', path)} has {tensor.shape[0]}"
-            )
 
 
 def place(root: str, path: Path) -> str:
@@ -91,27 +100,46 @@ def place(root: str, path: Path) -> str:
     return root + "".join([f"[{key!r}]" for key in path])
 
 
-def kind_of(value: Any, path: Path, tensor_kind: Callable[[Any, Path], Hashable]) -> Hashable:
-    """What an argument must have in common with another request's to be batched with it."""
-    if tensors.is_tensor(value):
-        if isinstance(value, np.ma.MaskedArray):
-            raise BatcherError(f"{place('argument', path)} is a masked array: send its data and its mask instead")
-        return tensor_kind(value, path)
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return dict, frozenset([(key, kind_of(item, (*path, key), tensor_kind)) for key, item in value.items()])
-    if isinstance(value, _NUMBERS):
-        if isinstance(value, int) and value not in _INT64:
-            raise BatcherError(f"{place('argument', path)} is an integer of more than 64 bits")
-        return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
-    if isinstance(value, (tuple, list)) and next(leaves(value), None) is not None:
-        items = [kind_of(item, (*path, index), tensor_kind) for index, item in enumerate(value)]
-        return (type(value), *items)
-    raise BatcherError(
-        f"{place('argument', path)} is {name_of(value)}, which has no rows to batch: send numpy arrays (np.asarray(x)) "
-        "or torch tensors, or use ListBatcher, whose model gets a list with one entry per request"
-    )
+class KindFinder:
+    """Finds what the arguments of one request must have in common with another's to be batched with them, and checks
+    on the way that its tensors have equally many rows."""
+
+    def __init__(self, rows: int, tensor_kind: Callable[[Any, Path], Hashable]) -> None:
+        self._rows = rows
+        self._tensor_kind = tensor_kind
+
+    def kind(self, value: Any, path: Path) -> Hashable:
+        if type(value) in tensors.PLAIN:
+            return self._checked(value, path)
+        if value is None:
+            return None
+        if isinstance(value, _NUMBERS):
+            if isinstance(value, int) and value not in _INT64:
+                raise BatcherError(f"{place('argument', path)} is an integer of more than 64 bits")
+            return str(value.dtype) if isinstance(value, np.generic) else type(value).__name__
+        if type(value) is dict or isinstance(value, Mapping):
+            return dict, frozenset([(key, self.kind(item, (*path, key))) for key, item in value.items()])
+        if isinstance(value, (tuple, list)) and first_tensor(value) is not None:
+            return (type(value), *[self.kind(item, (*path, index)) for index, item in enumerate(value)])
+        if tensors.is_tensor(value):
+            if isinstance(value, np.ma.MaskedArray):
+                raise BatcherError(f"{place('argument', path)} is a masked array: send its data and its mask instead")
+            return self._checked(value, path)
+        raise BatcherError(
+            f"{place('argument', path)} is {name_of(value)}, which has no rows to batch: send numpy arrays "
+            "(np.asarray(x)) or torch tensors, or use ListBatcher, whose model gets a list with one entry per request"
+        )
+
+    def _checked(self, value: Any, path: Path) -> Hashable:
+        shape = value.shape
+        if not shape:
+            raise zero_dimensional()
+        if shape[0] != self._rows:
+            raise BatcherError(
+                "all tensors of one request must have equally many rows (their first dimension): the first has "
+                f"{self._rows}, {place('argument', path)} has {shape[0]}"
+            )
+        return self._tensor_kind(value, path)
 
 
 class Merger:
@@ -137,8 +165,7 @@ class Merger:
         if isinstance(first, (tuple, list)):
             columns = enumerate(zip(*values, strict=True))
             return rebuild(first, [self.merge(column, (*path, index)) for index, column in columns])
-        _, like = next(leaves(self._requests[0]))
-        return tensors.per_row(values, self._counts, self._rows, like)
+        return tensors.per_row(values, self._counts, self._rows, first_tensor(self._requests[0]))
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------

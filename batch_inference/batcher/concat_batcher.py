@@ -95,9 +95,12 @@ class ConcatBatcher(Batcher):
 
     def _general_kind(self, request: Request) -> Hashable:
         """The kind of a request that is not just tensors side by side, or of one that is wrong."""
-        kinds = [_structure.kind_of(value, (index,), self._tensor_kind) for index, value in enumerate(request)]
-        _structure.check_rows(request)
-        return tuple(kinds)
+        tensor = _structure.first_tensor(request)
+        rows = tensor.shape[0] if tensor is not None and tensor.shape else 0
+        find = _structure.KindFinder(rows, self._tensor_kind).kind
+        kinds = tuple([find(value, (index,)) for index, value in enumerate(request)])
+        _structure.row_count(request)
+        return kinds
 
     def _tensor_kind(self, value: Any, path: Path) -> Hashable:
         return value.dtype, tuple(value.shape[1:])

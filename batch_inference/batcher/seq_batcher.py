@@ -89,14 +89,13 @@ class SeqBatcher(ConcatBatcher):
     def _with_mask(self, merged: tuple[Any, ...], requests: list[Request], layout: Layout) -> tuple[Any, ...]:
         if layout.lengths is None:
             raise BatcherError("mask needs a padded argument, but the request holds none: see padding_tokens")
-        _, like = next(_structure.leaves(requests[0]))
         mask = tensors.length_mask(
             layout.lengths,
             layout.counts,
             length=layout.length,
             left=self.padding_side == "left",
             rows=layout.rows,
-            like=like,
+            like=_structure.first_tensor(requests[0]),
         )
         if self.mask is True:
             return (*merged, mask)
