@@ -23,6 +23,7 @@ ALLOWED = {
     "machine": "",
     "policy": "",
     "statistics": "",
+    "testing": "",
     "buffers": "",
     "tensors": "buffers errors",
     "batcher": "errors tensors",

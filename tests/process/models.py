@@ -1,0 +1,80 @@
+"""Models that the process tests share. Workers import this module, so it imports nothing heavy."""
+
+import logging
+import os
+import time
+
+import numpy as np
+
+from batch_inference import batching
+from batch_inference.batcher import ListBatcher
+from batch_inference.testing import Blocks, Dies, Doubles, Raises
+
+__all__ = ["Affine", "Blocks", "Describes", "Dies", "Doubles", "Echo", "Inflates", "Raises", "Sleeps", "WhoAmI"]
+
+
+@batching
+class Affine:
+    """x * scale + offset."""
+
+    def __init__(self, scale=1.0, *, offset=0.0):
+        self.scale = scale
+        self.offset = offset
+
+    def predict_batch(self, x):
+        return x * self.scale + self.offset
+
+
+@batching(ListBatcher())
+class Echo:
+    """Each request comes back as it is."""
+
+    def predict_batch(self, values):
+        return values
+
+
+class Describes:
+    """Says what arrives: the type of its argument, for each request."""
+
+    def predict_batch(self, values):
+        return [type(value).__name__ for value in values]
+
+
+class Sleeps:
+    """Twice its input, after `seconds`."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def predict_batch(self, x):
+        time.sleep(self.seconds)
+        return x * 2
+
+
+class WhoAmI:
+    """For each row, the id of the process that answers and a number of its environment; waits a little."""
+
+    def __init__(self, seconds=0.0):
+        self.seconds = seconds
+
+    def predict_batch(self, x):
+        time.sleep(self.seconds)
+        return np.full((len(x), 1), os.getpid())
+
+
+class Inflates:
+    """A reply of as many bytes as the request's number says."""
+
+    def predict_batch(self, sizes):
+        return [np.full(int(size), int(size) % 251, np.uint8) for size in sizes]
+
+
+class Logs:
+    """Logs, prints and forks as the request says."""
+
+    def predict_batch(self, orders):
+        return [getattr(self, order)() for order in orders]
+
+    def info(self):
+        logging.getLogger("tests.model").info("hello %s", "there")
+        return os.getpid()
