@@ -25,6 +25,7 @@ class _Pool(threading.local):
 
     def __init__(self) -> None:
         self.bases: list[np.ndarray[Any, Any]] = []
+        self.starts: list[int] = []  # where in each base the first aligned byte is
 
 
 pool: Final = _Pool()
@@ -33,8 +34,17 @@ pool: Final = _Pool()
 def array(shape: Sequence[int], dtype: np.dtype[Any], size: int) -> np.ndarray[Any, Any]:
     """An uninitialised array of `size` bytes, 64-byte aligned, that nobody else uses as long as anything refers to it.
     `dtype` must not hold objects."""
-    base = _base(size + _ALIGNMENT)
-    return np.ndarray(tuple(shape), dtype, base, -base.ctypes.data % _ALIGNMENT)
+    bases, starts = pool.bases, pool.starts
+    index = _free(bases, size + _ALIGNMENT)
+    if index >= 0:
+        base, start = bases.pop(index), starts.pop(index)
+    else:
+        base = np.empty(size + size // 4 + _ALIGNMENT, np.uint8)
+        start = -base.ctypes.data % _ALIGNMENT
+    if _REUSE:
+        bases.append(base)
+        starts.append(start)
+    return np.ndarray(tuple(shape), dtype, base, start)
 
 
 def _references(objects: list[Any], index: int) -> int:
@@ -47,9 +57,8 @@ _UNSHARED: Final = _references([object()], 0)
 _REUSE: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def _base(size: int) -> np.ndarray[Any, Any]:
-    """A free base of at least `size` bytes: the smallest there is, or a new one in place of one that is too small."""
-    bases = pool.bases
+def _free(bases: list[np.ndarray[Any, Any]], size: int) -> int:
+    """The smallest free base of at least `size` bytes, by index; -1 if there is none, with room made for a new one."""
     fitting, small = -1, -1
     for index in range(len(bases)):
         if _references(bases, index) != _UNSHARED:
@@ -60,14 +69,7 @@ def _base(size: int) -> np.ndarray[Any, Any]:
                 fitting = index
         elif small < 0 or capacity > len(bases[small]):
             small = index
-    if fitting >= 0:
-        base = bases.pop(fitting)
-    else:
-        if small >= 0:  # the number of buffers stays that of the buffers in use at once
-            del bases[small]
-        elif len(bases) >= MAX_BUFFERS:
-            del bases[0]
-        base = np.empty(size + size // 4, np.uint8)
-    if _REUSE:
-        bases.append(base)
-    return base
+    if fitting < 0 and (small >= 0 or len(bases) >= MAX_BUFFERS):
+        # A free one that is too small goes first: so there are only as many buffers as are in use at once.
+        del bases[max(small, 0)], pool.starts[max(small, 0)]
+    return fitting

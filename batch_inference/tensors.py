@@ -249,15 +249,13 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
     first = values[0]
     if isinstance(first, _ndarray):
         dtype = first.dtype
-        if rows is None:
-            size = 0
-            for value in values:
-                size += value.nbytes
-            if size < buffers.WORTH_POOLING and dtype.isnative and dtype in _NUMPY_NAMES:
+        shape = first.shape[1:]
+        total = sum([len(value) for value in values])
+        if rows is None and dtype.isnative and total * dtype.itemsize * math.prod(shape) < buffers.WORTH_POOLING:
+            if dtype in _NUMPY_NAMES:
                 return np.concatenate(values)
         # With out=, numpy keeps the byte order, and the layout of structured dtypes, which promotion would not.
-        total = sum([len(value) for value in values])
-        out = empty((rows or total, *first.shape[1:]), first)
+        out = empty((rows or total, *shape), first)
         np.concatenate(values, out=out[:total], casting="equiv")
     else:
         total = sum([value.shape[0] for value in values])

@@ -26,6 +26,7 @@ def address(array: np.ndarray) -> int:
 @pytest.fixture(autouse=True)
 def fresh_pool() -> None:
     buffers.pool.bases.clear()
+    buffers.pool.starts.clear()
 
 
 def test_in_steady_state_one_buffer_is_reused() -> None:
