@@ -5,6 +5,7 @@ The modules that do the work are imported at start: the supervisor process impor
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import subprocess
@@ -287,9 +288,18 @@ class ModelHost:
         from batch_inference.transport import handshake
 
         options = self._options
+        assert options.batcher is not None and options.policy is not None
         recipe = payload.Recipe(
-            self._model_cls, self._model_obj, self._args, self._kwargs, options.batcher, options.max_batch_size  # type: ignore[arg-type]
-        )  # fmt: skip
+            model_cls=self._model_cls,
+            model_obj=self._model_obj,
+            args=self._args,
+            kwargs=self._kwargs,
+            batcher=options.batcher,
+            policy=copy.deepcopy(options.policy),
+            max_batch_size=options.max_batch_size,
+            max_delay=options.max_delay,
+            warmup=options.warmup,
+        )
         if not options.worker_count:
             return self._new_local_client(recipe)
         check_platform()

@@ -93,6 +93,7 @@ class Link:
         self.worker_count = 0
         self._elections: deque[float] = deque()
         self._closing = False
+        self._failed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._relay = logs.Relay()
         self._monitor = threading.Thread(target=self._run, name="batch_inference-monitor", daemon=True)
@@ -268,7 +269,7 @@ class Link:
         try:
             while self._connection is not None:
                 self._watch()
-                if not self._closing and self._connection is None:
+                if self._connection is None and not self._closing and not self._failed:
                     self._reconnect()
         except BatchInferenceError as error:
             self._events.host_failed(error)
@@ -317,6 +318,7 @@ class Link:
             elif message["type"] == "gone":
                 self._worker_gone(message["worker"], message["cause"], message["output"])
             elif message["type"] == "failed":
+                self._failed = True
                 self._events.host_failed(failure(message))
             elif message["type"] == "reply":
                 key = segment_key(message)

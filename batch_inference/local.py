@@ -28,7 +28,7 @@ from batch_inference.transport.channel import (
 from batch_inference.transport.inbox import LocalInbox, Peer
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import slot_key
-from batch_inference.worker import Worker
+from batch_inference.worker import Worker, warm_up
 
 _QUIT = bytes(32)  # a descriptor of generation 0: no request has that
 
@@ -109,15 +109,14 @@ class LocalLink:
     def _run(self) -> None:
         try:
             model = self._recipe.build()
+            warm_up(model, self._recipe)
         except BaseException as error:
             failure = ModelLoadError(f"building the model raised {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._show(board.FAILED_STATE)
             self._events.host_failed(failure)
             return
-        worker = Worker(
-            model, self._recipe.batcher, self._recipe.max_batch_size, self._inbox, self.cells, board.worker_row(0)
-        )
+        worker = Worker(model, self._recipe, self._inbox, self.cells, board.worker_row(0))
         self._show(board.READY)
         self._events.worker_ready(self)
         try:

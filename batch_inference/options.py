@@ -12,6 +12,7 @@ from batch_inference.errors import ConfigError
 
 if TYPE_CHECKING:
     from batch_inference.batcher.batcher import Batcher
+    from batch_inference.policy import Policy
 
 Device = int | str
 """An index ("the n-th of the devices I may see"), "cuda:1", "cpu", or an identifier that CUDA_VISIBLE_DEVICES takes."""
@@ -33,6 +34,12 @@ class Options:
     """How requests become one batch; None is ConcatBatcher()."""
     max_batch_size: int = 32
     """The most that one batch may hold, as the sum of `batcher.size(request)`: rows, for the tensor batchers."""
+    max_delay: float | None = None
+    """A ceiling on the wait of the oldest request for a fuller batch; None lets the policy decide, 0 runs at once."""
+    policy: Policy | None = None
+    """When to cut a batch; None is `policy.Returning()`, which learns it."""
+    warmup: tuple[Any, ...] | None = None
+    """Sample arguments of predict: each shape that the batcher can make of them is run before the host is ready."""
     num_workers: int | None = None
     """Worker processes, each with the model; None is one, or one per entry of `devices`. 0: a thread of this process."""
     devices: Sequence[Device] | None = None
@@ -58,10 +65,12 @@ class Options:
         _check_count("threads", self.threads, 1, optional=True)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_count("shared_memory", self.shared_memory, 1 << 20, optional=True)
+        _check_seconds("max_delay", self.max_delay, optional=True)
         _check_seconds("timeout", self.timeout, optional=True)
         _check_seconds("start_timeout", self.start_timeout)
         _check_seconds("linger", self.linger)
         self._check_batcher()
+        self._check_policy()
         self._check_devices()
         self._check_name()
 
@@ -75,6 +84,19 @@ class Options:
         elif isinstance(self.batcher, type) or not isinstance(self.batcher, Batcher):
             hint = f"did you mean {self.batcher.__name__}()?" if isinstance(self.batcher, type) else "subclass Batcher"
             raise ConfigError(f"batcher must be an instance of Batcher, got {self.batcher!r}: {hint}")
+        assert self.batcher is not None
+        self.batcher.check_limit(self.max_batch_size)
+        if self.warmup is not None and not isinstance(self.warmup, tuple):
+            raise ConfigError(f"warmup must be a tuple of sample arguments of predict, got {self.warmup!r}: write (x,)")
+
+    def _check_policy(self) -> None:
+        if self.policy is None:
+            from batch_inference.policy import Returning
+
+            object.__setattr__(self, "policy", Returning())
+        missing = [name for name in ("arrived", "ran", "completed", "wait") if not callable(getattr(self.policy, name, None))]
+        if missing or isinstance(self.policy, type):
+            raise ConfigError(f"policy must be an object with the methods of policy.Policy, got {self.policy!r}")
 
     def _check_devices(self) -> None:
         if self.devices is None:
@@ -115,8 +137,11 @@ class Options:
 
     def describe(self) -> dict[str, str]:
         """The options as text, for comparing two hosts of one name and for messages."""
-        described = {f.name: repr(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "batcher"}
-        described["batcher"] = f"{type(self.batcher).__module__}.{type(self.batcher).__qualname__}"
+        own = ("batcher", "policy", "warmup")
+        described = {f.name: repr(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in own}
+        described["policy"] = f"{type(self.policy).__module__}.{type(self.policy).__qualname__}"
+        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(getattr(self.batcher, "__dict__", {}).items()))
+        described["batcher"] = f"{type(self.batcher).__module__}.{type(self.batcher).__qualname__}({settings})"
         return described
 
 

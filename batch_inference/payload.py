@@ -18,6 +18,7 @@ from batch_inference.errors import ConfigError
 
 if TYPE_CHECKING:
     from batch_inference.batcher.batcher import Batcher
+    from batch_inference.policy import Policy
 
 Settings = dict[str, Any]
 _SIZE = struct.Struct("=Q")
@@ -91,7 +92,10 @@ class Recipe:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     batcher: Batcher
+    policy: Policy
     max_batch_size: int
+    max_delay: float | None
+    warmup: tuple[Any, ...] | None
 
     def build(self) -> Any:
         return self.model_obj if self.model_cls is None else self.model_cls(*self.args, **self.kwargs)

@@ -23,6 +23,7 @@ BOARD_SIZE = (2 + MAX_WORKERS + MAX_CLIENTS) * ROW * 8
 WORKER_PID, WORKER_STATE, WORKER_RESTARTS, WORKER_CELLS = 0, 1, 2, 4
 CLIENT_ROWS = MAX_WORKERS * WORKER_CELLS  # in row 0: one more than the highest row that a client has had
 REQUESTS, FAILED, BATCHES, SIZE, WAITING, RUNNING = 0, 1, 2, 3, 16, 16 + 128
+CUT_FULL, CUT_NOTHING, CUT_MAX_DELAY, CUT_KIND, OWN, PADDED = range(4, 10)
 OUTSTANDING, TRANSPORT = 0, MAX_WORKERS
 BUCKETS = 128
 DEPARTED_ROW = 1 + MAX_WORKERS
@@ -82,6 +83,20 @@ def _percentile(counts: Sequence[int], share: float) -> float:
 
 
 @dataclass(frozen=True)
+class Cuts:
+    """How many batches were cut, by the reason for not waiting longer."""
+
+    full: int = 0
+    """max_batch_size was reached."""
+    nothing_to_wait_for: int = 0
+    """The policy expected nothing to gain from waiting."""
+    max_delay: int = 0
+    """The oldest request had waited `max_delay`."""
+    kind: int = 0
+    """Requests of another kind were waiting too."""
+
+
+@dataclass(frozen=True)
 class WorkerStatistics:
     """One worker. `memory` is its resident memory in bytes, 0 when it is not running."""
 
@@ -106,6 +121,10 @@ class Statistics:
     """Calls of predict_batch."""
     mean_batch: float = 0.0
     """Mean size of a batch: rows, for the tensor batchers."""
+    cuts: Cuts = field(default_factory=Cuts)
+    """Why batches were cut when they were."""
+    padding: float = 0.0
+    """The share of what the model was given that was padding, for the batchers that pad."""
     pending: int = 0
     """Requests that are waiting or running now, over all client processes."""
     waiting: Percentiles = field(default_factory=Percentiles)
@@ -122,7 +141,7 @@ class Statistics:
 def read_board(cells: Sequence[int], workers: int, supervisor_pid: int) -> Statistics:
     """The statistics of a host with `workers` workers."""
     records, waiting, running = [], [0] * BUCKETS, [0] * BUCKETS
-    totals = [0, 0, 0, 0]
+    totals = [0] * (PADDED + 1)
     for index in range(workers):
         row = worker_row(index)
         totals = [total + cells[row + cell] for cell, total in enumerate(totals)]
@@ -149,6 +168,8 @@ def read_board(cells: Sequence[int], workers: int, supervisor_pid: int) -> Stati
         requests=totals[REQUESTS],
         failed=totals[FAILED],
         batches=totals[BATCHES],
+        cuts=Cuts(*totals[CUT_FULL : CUT_KIND + 1]),
+        padding=1 - totals[OWN] / totals[PADDED] if totals[PADDED] else 0.0,
         mean_batch=totals[SIZE] / totals[BATCHES] if totals[BATCHES] else 0.0,
         pending=pending,
         waiting=Percentiles.of(waiting),

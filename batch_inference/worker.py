@@ -1,7 +1,7 @@
 """Main of the worker process, and the loop that it runs: take -> collate -> run -> scatter.
 
     take      reads the descriptors that wait, decodes each request in its caller's slot, and queues it with its kind
-    collate   cuts a batch from the kind whose head is oldest, and merges it: rows are copied into a batch buffer here
+    collate   cuts a batch when the policy says so, and merges it: rows are copied into a batch buffer here
     run       calls the model's predict_batch
     scatter   splits the outputs and writes each reply into its caller's own slot
 
@@ -12,6 +12,7 @@ the same in a thread of the application, where its inbox is another.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Hashable, MutableSequence
+from collections.abc import MutableSequence
 from typing import Any
 
 from batch_inference import logs, payload
@@ -30,158 +31,91 @@ from batch_inference.errors import BatcherError
 from batch_inference.options import WORKER_VARIABLE
 from batch_inference.transport import codec, handshake, segment
 from batch_inference.transport.handshake import Connection
-from batch_inference.transport.inbox import Inbox, Incoming, RemoteInbox, lowest
-from batch_inference.transport.wire import ERROR
-
-
-class Request:
-    """A request that waits in the worker, or a part of one that was split."""
-
-    __slots__ = ("incoming", "args", "size", "kind")
-
-    def __init__(self, incoming: Incoming, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
-        self.incoming = incoming
-        self.args = args
-        self.size = size
-        self.kind = kind
-
-    def reply(self, response: Any) -> None:
-        self.incoming.reply(codec.encode(response))
-
-    def fail(self, encoded_error: Any) -> None:
-        self.incoming.reply(encoded_error, ERROR)
-
-
-class Part(Request):
-    """One of the requests that a request larger than a batch was split into."""
-
-    __slots__ = ("whole", "index")
-
-    def __init__(self, whole: Whole, index: int, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
-        super().__init__(whole.incoming, args, size, kind)
-        self.whole = whole
-        self.index = index
-
-    def reply(self, response: Any) -> None:
-        self.whole.settle(self.index, response)
-
-    def fail(self, encoded_error: Any) -> None:
-        self.whole.fail(encoded_error)
-
-
-class Whole:
-    """A request that was split: answered when its last part is, failed when its first part fails."""
-
-    def __init__(self, incoming: Incoming, batcher: Batcher, parts: int) -> None:
-        self.incoming = incoming
-        self.over = False
-        self._batcher = batcher
-        self._responses: list[Any] = [None] * parts
-        self._missing = parts
-
-    def settle(self, index: int, response: Any) -> None:
-        if self.over:
-            return
-        # Written out now, as what the model returned may be its own memory, to be used again in the next batch.
-        encoded = codec.encode(response)
-        memory = bytearray(encoded.size)
-        encoded.write(memory, 0)
-        self._responses[index] = codec.decode(memory, 0, len(memory), lend=True)
-        self._missing -= 1
-        if not self._missing:
-            self.incoming.reply(codec.encode(self._batcher.join(self._responses)))
-            self.over = True
-
-    def fail(self, encoded_error: Any) -> None:
-        if not self.over:
-            self.over = True
-            self.incoming.reply(encoded_error, ERROR)
+from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
+from batch_inference.waiting import Request, Waiting, make_requests, own_copy, summary
 
 
 class Worker:
     """Runs a model over the requests of an inbox, and counts on its row of the board."""
 
-    def __init__(
-        self, model: Any, batcher: Batcher, max_batch_size: int, inbox: Inbox, cells: MutableSequence[int], row: int
-    ) -> None:
+    def __init__(self, model: Any, recipe: payload.Recipe, inbox: Inbox, cells: MutableSequence[int], row: int) -> None:
         self._model = model
-        self._batcher = batcher
-        self._max_batch_size = max_batch_size
+        self._batcher = recipe.batcher
+        self._policy = recipe.policy
+        self._max_batch_size = recipe.max_batch_size
+        self._max_delay = recipe.max_delay
         self._inbox = inbox
         self._cells = cells
         self._row = row
-        self._queues: dict[Hashable, deque[Request]] = {}
+        self._waiting = Waiting()
+        self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
 
     def run(self) -> None:
         """Serves until the inbox says quit and nothing waits."""
-        while True:
-            self._take(0.0 if self._queues else None)
-            if self._queues:
-                self._serve(self._cut(time.monotonic_ns()))
-            elif self._inbox.quitting:
-                return
+        pause: float | None = None
+        while self._waiting or not self._inbox.quitting:
+            self._take(pause)
+            if not self._waiting:
+                pause = None
+                continue
+            queue = self._waiting.oldest()
+            pause = self._pause(queue)
+            if pause <= 0:
+                self._serve(self._waiting.cut(queue, self._max_batch_size, time.monotonic_ns()))
+                pause = 0.0
 
-    # --- take -----------------------------------------------------------------------------------------------------
-
-    def _take(self, timeout: float | None) -> None:
-        for incoming in self._inbox.receive(timeout):
+    def _take(self, pause: float | None) -> None:
+        """Queues what has arrived, after waiting up to `pause` seconds for it."""
+        asked = time.monotonic() if pause else 0.0
+        arrived = self._inbox.receive(pause and max(0.0, pause - self._overshoot))
+        if pause and not arrived:
+            self._overshoot += 0.1 * (time.monotonic() - asked - max(0.0, pause - self._overshoot) - self._overshoot)
+        for incoming in arrived:
             try:
-                args = incoming.decode(self._batcher.borrows)
-                size, kind = self._batcher.size(args), self._batcher.kind(args)
-                if size > self._max_batch_size:
-                    self._queue_parts(incoming, args)
-                else:
-                    self._queue(Request(incoming, args, size, kind))
+                for request in make_requests(incoming, self._batcher, self._max_batch_size):
+                    self._waiting.add(request)
+                    self._policy.arrived(incoming.arrived / 1e9, request.size)
             except Exception as error:
+                self._count_failed(1, answered=1)
                 incoming.fail(error)
-                self._count_failed(1)
         self._inbox.flush()
 
-    def _queue_parts(self, incoming: Incoming, args: tuple[Any, ...]) -> None:
-        parts = self._batcher.split(args, self._max_batch_size)
-        whole = Whole(incoming, self._batcher, len(parts))
-        for index, part in enumerate(parts):
-            self._queue(Part(whole, index, part, self._batcher.size(part), self._batcher.kind(part)))
+    def _pause(self, queue: deque[Request]) -> float:
+        """How long to wait for more requests before `queue` is cut, and why not longer."""
+        summed = summary(queue, self._max_batch_size)
+        if summed is None:
+            self._cells[self._row + board.CUT_FULL] += 1
+            return 0.0
+        if self._waiting.kinds > 1:  # the model has other work: holding it back for this kind would cost the others
+            self._cells[self._row + board.CUT_KIND] += 1
+            return 0.0
+        now = time.monotonic()
+        wait = self._policy.wait(summed, now)
+        if self._max_delay is not None and wait > 0 and summed.oldest + self._max_delay - now < wait:
+            wait = summed.oldest + self._max_delay - now
+            if wait <= 0:
+                self._cells[self._row + board.CUT_MAX_DELAY] += 1
+                return 0.0
+        if wait <= 0:
+            self._cells[self._row + board.CUT_NOTHING] += 1
+        return wait
 
-    def _queue(self, request: Request) -> None:
-        queue = self._queues.get(request.kind)
-        if queue is None:
-            queue = self._queues[request.kind] = deque()
-        queue.append(request)
-
-    # --- collate --------------------------------------------------------------------------------------------------
-
-    def _cut(self, now: int) -> list[Request]:
-        """The next batch: of the kind whose head is oldest, in order of arrival, without those nobody waits for."""
-        kind = next(iter(self._queues))
-        if len(self._queues) > 1:
-            kind = min(self._queues, key=lambda kind: self._queues[kind][0].incoming.arrived)
-        queue, batch, size = self._queues[kind], [], 0
-        while queue:
-            request = queue[0]
-            if request.incoming.unwanted(now):
-                queue.popleft()
-                request.incoming.drop()
-                continue
-            size += request.size
-            if batch and size > self._max_batch_size:
-                break
-            batch.append(queue.popleft())
-        if not queue:
-            del self._queues[kind]
-        return batch
-
-    # --- run and scatter ------------------------------------------------------------------------------------------
+    # --- collate, run and scatter ---------------------------------------------------------------------------------
 
     def _serve(self, batch: list[Request]) -> None:
-        if batch:
-            started = time.monotonic_ns()
-            waiting = self._row + board.WAITING
-            for request in batch:
-                request.incoming.start()
-                self._cells[waiting + board.bucket(started - request.incoming.arrived)] += 1
-            self._run(batch, started)
+        if not batch:
+            self._inbox.flush()
+            return
+        started = time.monotonic_ns()
+        waiting = self._row + board.WAITING
+        for request in batch:
+            request.incoming.start()
+            self._cells[waiting + board.bucket(started - request.incoming.arrived)] += 1
+        self._run(batch, started)
         self._inbox.flush()
+        now = time.monotonic()
+        self._policy.ran(sum([request.size for request in batch]), now - started / 1e9)
+        self._policy.completed(now, len(batch))
 
     def _run(self, batch: list[Request], started: int) -> None:
         try:
@@ -190,7 +124,7 @@ class Worker:
             self._isolate(batch, error)
             return
         try:
-            outputs = self._call(batched)
+            outputs = call_model(self._model, self._batcher, batched)
         except Exception as error:
             self._fail(batch, error)
             return
@@ -208,22 +142,13 @@ class Worker:
         except Exception as error:
             self._isolate(batch, error)
             return
-        self._count_batch(batch, time.monotonic_ns() - started)
-        self._scatter(batch, responses)
-
-    def _call(self, batched: Any) -> Any:
-        predict_batch = self._model.predict_batch
-        if isinstance(self._batcher, MultiBatcher):
-            return [predict_batch(*part) if type(part) is tuple else predict_batch(part) for part in batched]
-        return predict_batch(*batched) if type(batched) is tuple else predict_batch(batched)
-
-    def _scatter(self, batch: list[Request], responses: list[Any]) -> None:
+        self._count_batch(batch, time.monotonic_ns() - started, context)
         for request, response in zip(batch, responses):
             try:
                 request.reply(response)
             except Exception as error:
+                self._count_failed(1)
                 request.fail(codec.encode_error(error))
-                self._count_failed(1, answered=0)
 
     def _isolate(self, batch: list[Request], error: Exception) -> None:
         """A hook raised: each request is tried alone, so that only the culprit fails."""
@@ -235,22 +160,51 @@ class Worker:
 
     def _fail(self, batch: list[Request], error: Exception) -> None:
         encoded = codec.encode_error(error)
+        answered = sum([request.answers for request in batch])
+        self._count_failed(answered, answered)
         for request in batch:
             request.fail(encoded)
-        self._count_failed(len(batch))
 
-    # --- counting -------------------------------------------------------------------------------------------------
+    # --- counting: before the reply, so that its caller finds it counted ------------------------------------------
 
-    def _count_batch(self, batch: list[Request], nanoseconds: int) -> None:
+    def _count_batch(self, batch: list[Request], nanoseconds: int, context: Any) -> None:
         cells, row = self._cells, self._row
         cells[row + board.BATCHES] += 1
-        cells[row + board.REQUESTS] += len(batch)
+        cells[row + board.REQUESTS] += sum([request.answers for request in batch])
         cells[row + board.SIZE] += sum([request.size for request in batch])
         cells[row + board.RUNNING + board.bucket(nanoseconds)] += len(batch)
+        own, padded = self._batcher.padding(context)
+        if padded:
+            cells[row + board.OWN] += own
+            cells[row + board.PADDED] += padded
 
-    def _count_failed(self, requests: int, answered: int | None = None) -> None:
+    def _count_failed(self, requests: int, answered: int = 0) -> None:
         self._cells[self._row + board.FAILED] += requests
-        self._cells[self._row + board.REQUESTS] += requests if answered is None else answered
+        self._cells[self._row + board.REQUESTS] += answered
+
+
+def call_model(model: Any, batcher: Batcher, batched: Any) -> Any:
+    """What the model returns for what `batcher.batch` made: one call, or one for each of a MultiBatcher's batches."""
+    if isinstance(batcher, MultiBatcher):
+        return [predict(model, part) for part in batched]
+    return predict(model, batched)
+
+
+def predict(model: Any, batched: Any) -> Any:
+    return model.predict_batch(*batched) if type(batched) is tuple else model.predict_batch(batched)
+
+
+def warm_up(model: Any, recipe: payload.Recipe) -> None:
+    """Runs each shape that the batcher can make of the sample arguments once, before the first caller needs it."""
+    if recipe.warmup is None:
+        return
+    log = logging.getLogger("batch_inference")
+    batches = list(recipe.batcher.warmup_requests(recipe.warmup, recipe.max_batch_size))
+    for number, requests in enumerate(batches, 1):
+        started = time.monotonic()
+        batched, context = recipe.batcher.batch([own_copy(request) for request in requests])
+        recipe.batcher.unbatch(call_model(model, recipe.batcher, batched), context)
+        log.info("warm-up %d of %d: %.3f s", number, len(batches), time.monotonic() - started)
 
 
 def main(index: int, supervisor: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
@@ -267,21 +221,27 @@ def main(index: int, supervisor: int, config: int, control: int, pipe: int, log:
     try:
         recipe = payload.load(config)
         model = recipe.build()
+        warm_up(model, recipe)
     except Exception:
         connection.send({"type": "failed", "traceback": handshake.shorten(traceback.format_exc())})
         sys.exit(1)
     cells = segment.attach(board_fd)
     inbox = RemoteInbox(pipe, connection)
     connection.send({"type": "ready"})
-    Worker(model, recipe.batcher, recipe.max_batch_size, inbox, cells.quads, board.worker_row(index)).run()
+    Worker(model, recipe, inbox, cells.quads, board.worker_row(index)).run()
     payload.close_model(model)
 
 
 def _die_with(supervisor: int) -> None:
-    """Asks the kernel to kill us when the supervisor ends, however that happens and whatever we are doing then."""
+    """Asks the kernel to kill us when the supervisor ends, however that happens and whatever we are doing then.
+
+    And to end short waits on time.
+    """
     import ctypes
 
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns: a wait of 100 us shall not take 150
     if os.getppid() != supervisor:  # it was quicker than we
         os._exit(1)

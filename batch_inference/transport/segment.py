@@ -37,6 +37,8 @@ class Segment:
             os.close(self.fd)
             self.fd = -1
 
+    __del__ = close
+
 
 def create(size: int) -> Segment:
     """A new shared segment of `size` bytes of zeros, owned by this process. Pages cost memory when first touched."""

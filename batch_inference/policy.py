@@ -1,0 +1,162 @@
+"""When to cut a batch: decisions as values. No clock, no thread, no I/O: times come in, a wait comes out.
+
+A worker whose model is free asks its policy how long to wait for more requests before it runs those that wait. The library's
+own rule, `Returning`, has no knob. A caller in a closed loop sends its next request soon after it got a reply, so after a
+batch of n replies some share of n requests comes back within a short time. Cut at once, and they just miss the batch: two
+half batches alternate. The rule learns
+
+    A + B n    the seconds that a batch of size n takes (least squares over recent batches),
+    S(delta)   the share of a batch's callers whose next request arrives within delta of the batch's completion,
+
+and, with q requests waiting and E = S(delta) n - (those back already) still expected, waits the delta that maximises
+
+    E A  -  (q + E) (delta - elapsed)
+
+E requests save the fixed cost A of a batch of their own; q + E are delayed. Where nothing gains, it does not wait. All durations
+are seconds.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import Protocol
+
+LADDER = tuple(25e-6 * 2**step for step in range(11))  # the deltas: 25 us .. 25.6 ms
+LEAST_FIXED_COST = 50e-6  # below it no wait that the kernel can time is short enough to gain
+MEMORY = 0.95  # how much of what was learned about costs is kept from batch to batch
+LEARNING = 0.2  # the weight of the newest batch in the shares
+OUTLIER = 4.0  # a batch may count for this many times what was expected of it: it may have been held up by others
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What waits of the kind whose oldest request is oldest. Times are of one monotonic clock."""
+
+    count: int
+    size: int
+    oldest: float
+    deadline: float | None = None
+    """The nearest deadline of any of the requests."""
+
+
+class Policy(Protocol):
+    """When to cut a batch. One object serves one worker; it is pickled into it before its first use."""
+
+    def arrived(self, time: float, size: int) -> None:
+        """A request of this size was sent at `time`."""
+
+    def ran(self, size: int, seconds: float) -> None:
+        """A batch of this size took so long, from cutting it until its replies were written."""
+
+    def completed(self, time: float, requests: int) -> None:
+        """The replies to that many requests were written at `time`."""
+
+    def wait(self, queue: Queue, now: float) -> float:
+        """How long to wait for more before the queue is cut; 0 or less: not at all. Asked again after each arrival."""
+
+
+class FixedDelay:
+    """The classical rule: a batch waits until its oldest request is `seconds` old. 0 runs at once whatever is there."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __repr__(self) -> str:
+        return f"FixedDelay({self.seconds})"
+
+    def arrived(self, time: float, size: int) -> None:
+        pass
+
+    def ran(self, size: int, seconds: float) -> None:
+        pass
+
+    def completed(self, time: float, requests: int) -> None:
+        pass
+
+    def wait(self, queue: Queue, now: float) -> float:
+        return queue.oldest + self.seconds - now
+
+
+class Costs:
+    """Learns the line A + B n through recent pairs of size and seconds, older ones counting less and less."""
+
+    def __init__(self) -> None:
+        self.fixed: float | None = None
+        self.per_item = 0.0
+        self._weight = self._n = self._s = self._nn = self._ns = 0.0
+
+    def learn(self, size: int, seconds: float) -> None:
+        if self.fixed is not None:
+            seconds = min(seconds, OUTLIER * (self.fixed + self.per_item * size))
+        self._weight = self._weight * MEMORY + 1
+        self._n = self._n * MEMORY + size
+        self._s = self._s * MEMORY + seconds
+        self._nn = self._nn * MEMORY + size * size
+        self._ns = self._ns * MEMORY + size * seconds
+        mean_n, mean_s = self._n / self._weight, self._s / self._weight
+        variance = self._nn / self._weight - mean_n * mean_n
+        # Sizes that hardly vary say nothing about the slope: then all of the cost counts as fixed.
+        if variance > 1e-3 * mean_n * mean_n:
+            self.per_item = max(0.0, (self._ns / self._weight - mean_n * mean_s) / variance)
+            self.per_item = min(self.per_item, mean_s / mean_n)
+        self.fixed = max(0.0, mean_s - self.per_item * mean_n)
+
+    def of(self, size: int) -> float:
+        """The seconds that a batch of this size is expected to take."""
+        return 0.0 if self.fixed is None else self.fixed + self.per_item * size
+
+
+class Returning:
+    """The library's own rule: see the head of this module."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self._share = [0.0] * len(LADDER)
+        self._completion: float | None = None
+        self._replied = 0
+        self._since: list[float] = []  # arrivals since the last completion
+
+    def __repr__(self) -> str:
+        shares = " ".join(f"{share:.2f}" for share in self._share)
+        return f"<Returning: fixed {self.costs.fixed} s, {self.costs.per_item} s an item, shares {shares}>"
+
+    def arrived(self, time: float, size: int) -> None:
+        self._since.append(time)
+
+    def ran(self, size: int, seconds: float) -> None:
+        self.costs.learn(size, seconds)
+
+    def completed(self, time: float, requests: int) -> None:
+        if self._completion is not None and self._replied:
+            self._since.sort()  # several clients: descriptors may overtake each other
+            for step, delta in enumerate(LADDER):
+                back = bisect.bisect_right(self._since, self._completion + delta)
+                self._share[step] += LEARNING * (min(1.0, back / self._replied) - self._share[step])
+        self._completion, self._replied = time, requests
+        self._since = [arrival for arrival in self._since if arrival > time]
+
+    def wait(self, queue: Queue, now: float) -> float:
+        fixed, completion = self.costs.fixed, self._completion
+        if fixed is None or completion is None or fixed < LEAST_FIXED_COST:
+            return 0.0
+        back, replied = len(self._since), self._replied
+        if self._share[-1] * replied - back <= 0.5:
+            return 0.0
+        if queue.deadline is not None and queue.deadline - now < 2 * self.costs.of(queue.size + replied):
+            return 0.0
+        elapsed, best, best_wait = now - completion, 0.0, 0.0
+        for share, delta in zip(self._share, LADDER):
+            expected = share * replied - back
+            if delta <= elapsed or expected <= 0.5:
+                continue
+            gain = expected * fixed - (queue.count + expected) * (delta - elapsed)
+            if gain > best:
+                best, best_wait = gain, delta - elapsed
+        return best_wait
+
+
+def bounded_wait(policy: Policy, queue: Queue, now: float, max_delay: float | None) -> float:
+    """The policy's wait, cut so that the oldest request is not held longer than `max_delay` after its arrival."""
+    wait = policy.wait(queue, now)
+    return wait if max_delay is None else min(wait, queue.oldest + max_delay - now)

@@ -1,0 +1,156 @@
+"""What waits in a worker: requests, queued by kind, from which batches are cut.
+
+Only requests of one kind share a batch. The next batch is of the kind whose head has waited longest, so that no kind starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+from batch_inference.batcher.batcher import Batcher
+from batch_inference.policy import Queue
+from batch_inference.transport import codec
+from batch_inference.transport.inbox import Incoming
+from batch_inference.transport.wire import ERROR
+
+
+class Request:
+    """A request that waits in the worker."""
+
+    __slots__ = ("incoming", "args", "size", "kind")
+
+    answers = 1  # how many calls it stands for in the statistics
+
+    def __init__(self, incoming: Incoming, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
+        self.incoming = incoming
+        self.args = args
+        self.size = size
+        self.kind = kind
+
+    def reply(self, response: Any) -> None:
+        self.incoming.reply(codec.encode(response))
+
+    def fail(self, encoded_error: Any) -> None:
+        self.incoming.reply(encoded_error, ERROR)
+
+
+class Part(Request):
+    """One of the requests that a request larger than a batch was split into."""
+
+    __slots__ = ("answers", "_whole", "_index")
+
+    def __init__(self, whole: Whole, index: int, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
+        super().__init__(whole.incoming, args, size, kind)
+        self.answers = int(index == 0)
+        self._whole = whole
+        self._index = index
+
+    def reply(self, response: Any) -> None:
+        self._whole.settle(self._index, response)
+
+    def fail(self, encoded_error: Any) -> None:
+        self._whole.fail(encoded_error)
+
+
+class Whole:
+    """A request that was split: answered when its last part is, failed when its first part fails."""
+
+    def __init__(self, incoming: Incoming, batcher: Batcher, parts: int) -> None:
+        self.incoming = incoming
+        self._over = False
+        self._batcher = batcher
+        self._responses: list[Any] = [None] * parts
+        self._missing = parts
+
+    def settle(self, index: int, response: Any) -> None:
+        if self._over:
+            return
+        self._responses[index] = own_copy(response)
+        self._missing -= 1
+        if not self._missing:
+            self.incoming.reply(codec.encode(self._batcher.join(self._responses)))
+            self._over = True
+
+    def fail(self, encoded_error: Any) -> None:
+        if not self._over:
+            self._over = True
+            self.incoming.reply(encoded_error, ERROR)
+
+
+def own_copy(response: Any) -> Any:
+    """A copy that stays right when the model uses the memory of what it returned again."""
+    encoded = codec.encode(response)
+    memory = bytearray(encoded.size)
+    encoded.write(memory, 0)
+    return codec.decode(memory, 0, len(memory), lend=True)
+
+
+def make_requests(incoming: Incoming, batcher: Batcher, max_batch_size: int) -> list[Request]:
+    """The request that has arrived, in parts if it is larger than a batch. Calls the batcher's hooks, which may raise."""
+    args = incoming.decode(batcher.borrows)
+    size = batcher.size(args)
+    if size <= max_batch_size:
+        return [Request(incoming, args, size, batcher.kind(args))]
+    parts = batcher.split(args, max_batch_size)
+    whole = Whole(incoming, batcher, len(parts))
+    return [Part(whole, index, part, batcher.size(part), batcher.kind(part)) for index, part in enumerate(parts)]
+
+
+class Waiting:
+    """The queues of a worker, one for each kind that waits."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, deque[Request]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def add(self, request: Request) -> None:
+        queue = self._queues.get(request.kind)
+        if queue is None:
+            queue = self._queues[request.kind] = deque()
+        queue.append(request)
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds wait."""
+        return len(self._queues)
+
+    def oldest(self) -> deque[Request]:
+        """The queue of the kind whose head has waited longest."""
+        if len(self._queues) == 1:
+            return next(iter(self._queues.values()))
+        return min(self._queues.values(), key=lambda queue: queue[0].incoming.arrived)
+
+    def cut(self, queue: deque[Request], limit: int, now: int) -> list[Request]:
+        """Takes the next batch from `queue`, in order of arrival, at most `limit` in size or one request.
+
+        Requests that nobody waits for any more (at `now`, in ns) never enter it.
+        """
+        batch, size = [], 0
+        while queue:
+            request = queue[0]
+            if request.incoming.unwanted(now):
+                queue.popleft().incoming.drop()
+                continue
+            size += request.size
+            if batch and size > limit:
+                break
+            batch.append(queue.popleft())
+        if not queue:
+            self._queues = {kind: waiting for kind, waiting in self._queues.items() if waiting}
+        return batch
+
+
+def summary(queue: deque[Request], limit: int) -> Queue | None:
+    """What a policy may know of a queue; None when it fills a batch of size `limit`."""
+    size, deadline = 0, 0
+    for request in queue:
+        size += request.size
+        if size >= limit:
+            return None
+        if request.incoming.deadline and not 0 < deadline < request.incoming.deadline:
+            deadline = request.incoming.deadline
+    return Queue(len(queue), size, queue[0].incoming.arrived / 1e9, deadline / 1e9 if deadline else None)
