@@ -1,8 +1,8 @@
 """batch_inference hosts a deep-learning model in a worker process and batches the single requests of many callers.
 
-    host:    batching, ModelHost, connect
-    values:  Statistics (what host.statistics() returns)
-    errors:  BatchInferenceError and those below it
+host:    batching, ModelHost, connect
+values:  Statistics (what host.statistics() returns)
+errors:  BatchInferenceError and those below it
 """
 
 from batch_inference.errors import (

@@ -1,8 +1,9 @@
 """One process's side of a host: encode, route, submit, wait, decode.
 
-The client is the only authority on what is outstanding: a request is entered here before its descriptor is written, and its
-slot is not used again before the worker is done with it (`done_gen == gen`) or known to be dead, also when nobody waits for
-the reply any more. So whoever dies, what was not answered can be sent again, and no reply can land in another's request.
+The client is the only authority on what is outstanding: a request is entered here before its descriptor is written,
+and its slot is not used again before the worker is done with it (`done_gen == gen`) or known to be dead, also when
+nobody waits for the reply any more. So whoever dies, what was not answered can be sent again, and no reply can land
+in another's request.
 
 Threads: any number call `predict` and `submit`; the link's monitor thread calls the `Events` methods. `_lock` guards
 `_outstanding`, the choice of a worker and `_over`; it is held for a few dictionary operations only.
@@ -181,7 +182,7 @@ class Client:
             self.link.send(peer, self.descriptor(slot))
 
     def enter(self, slot: Slot, channel: NearChannel, deadline: float | None) -> Peer | None:
-        """Enters a filled slot as outstanding. The worker to send it to, or None: the monitor will, once one is ready."""
+        """Enters a filled slot as outstanding. The worker to send it to, or None: the monitor will once one is ready."""
         slot.channel = channel
         slot.arrived = time.monotonic_ns()
         slot.deadline = 0 if deadline is None else int(deadline * 1e9)
@@ -260,7 +261,9 @@ class Client:
         elif words[slot.word + STARTED_GEN] == slot.gen:
             where = "the model was running it: the timeout is shorter than a batch takes"
         else:
-            where = "it was still waiting for its batch: more arrives than the model can do, or one batch takes very long"
+            where = (
+                "it was still waiting for its batch: more arrives than the model can do, or one batch takes very long"
+            )
         return RequestTimeoutError(
             f"no answer within {waited:.3f} s; {where}. {len(self._outstanding)} requests of this process are pending"
         )
@@ -322,8 +325,10 @@ class Client:
                     remaining = None if deadline is None else deadline - time.monotonic()
                     if remaining is not None and remaining <= 0:
                         raise RequestTimeoutError(
-                            f"no memory for the request within its timeout: {self.arena.mapped} bytes of shared memory hold "
-                            f"{len(self._outstanding)} requests that are pending. The model is too slow for what is sent to "
+                            f"no memory for the request within its timeout: {self.arena.mapped} bytes of shared "
+                            "memory hold "
+                            f"{len(self._outstanding)} requests that are pending. The model is too slow for what "
+                            "is sent to "
                             "it, or shared_memory is too small"
                         )
                     pause = SWEEP_INTERVAL if self._abandoned else None
@@ -432,7 +437,7 @@ class Client:
         return True
 
     def close(self, drain: bool = True) -> None:
-        """Takes no more requests, waits until those it took are answered (`drain`) or fails them, and leaves the host."""
+        """Takes no more requests, waits for the answers to those it took (`drain`) or fails them, leaves the host."""
         closed = HostClosedError("the host was stopped: start() it again to send more requests")
         with self._lock:
             if self._over is None:
@@ -470,7 +475,8 @@ class Client:
 def died(tries: int, cause: str, output: str) -> WorkerDiedError:
     said = f" The last it printed:\n{output}" if output.strip() else " It printed nothing."
     return WorkerDiedError(
-        f"the worker died {tries} times with this request in the running batch, so it was not tried again: {cause}. The "
+        f"the worker died {tries} times with this request in the running batch, so it was not tried again: "
+        f"{cause}. The "
         f"request, or one that came with it, probably crashes the model.{said}"
     )
 
@@ -480,5 +486,3 @@ def copy_of(error: BatchInferenceError) -> BatchInferenceError:
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy
-
-

@@ -34,7 +34,7 @@ class ModelLoadError(BatchInferenceError):
 
 
 class ModelError(BatchInferenceError):
-    """The model raised an exception that cannot travel between processes; type, message and traceback are in the text."""
+    """The model raised an exception that cannot travel between processes; its text holds type and traceback."""
 
 
 class BatcherError(BatchInferenceError):

@@ -32,10 +32,12 @@ class Futures:
         deadline = None if timeout is None else time.monotonic() + timeout
         slot = self._client.fill_without_waiting(args)
         future: Future[Any] = Future()
+        earliest = False
         with self._lock:
             self._waiting[slot.key] = slot, future
             if deadline is not None:
                 heapq.heappush(self._deadlines, (deadline, next(self._counter), slot, future))
+                earliest = self._deadlines[0][3] is future
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="batch_inference-futures", daemon=True)
                 self._thread.start()
@@ -45,7 +47,7 @@ class Futures:
             if self._take(slot, future):
                 self._client.abandon(slot)
             raise
-        if deadline is not None and self._deadlines[0][3] is future:
+        if earliest:
             self._channel.wake(slot.key)  # the thread sleeps until a later deadline
         future.add_done_callback(lambda future: self._cancelled(slot, future))
         return future

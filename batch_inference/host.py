@@ -1,6 +1,7 @@
 """What an application holds: ModelHost, the decorator `batching`, and `connect`. Delegation only.
 
-The modules that do the work are imported at start: the supervisor process imports this package as well, and must stay small.
+The modules that do the work are imported at start: the supervisor process imports this package as well, and must stay
+small.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class ModelHost:
         name = f" named {self._options.name!r}" if self._options.name else ""
         workers = self._options.worker_count
         where = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "a thread of this process"
-        return f"<ModelHost of {model.__qualname__}{name}: {state}, {where}, max_batch_size={self._options.max_batch_size}>"
+        size = self._options.max_batch_size
+        return f"<ModelHost of {model.__qualname__}{name}: {state}, {where}, max_batch_size={size}>"
 
     # --- start and stop -------------------------------------------------------------------------------------------
 
@@ -343,8 +345,10 @@ class ModelHost:
         deadline = time.monotonic() + self._options.start_timeout
         if not client.wait_until_ready(client.link.worker_count, deadline):
             raise ModelLoadError(
-                f"the model was not ready within start_timeout={self._options.start_timeout} s: is it very large, does it "
-                "download its weights, or does its constructor wait for something? Raise start_timeout if it needs longer"
+                f"the model was not ready within start_timeout={self._options.start_timeout} s: is it very large, "
+                "does it "
+                "download its weights, or does its constructor wait for something? Raise start_timeout if it "
+                "needs longer"
             )
 
     def _take(self, client: Client) -> None:
@@ -387,10 +391,10 @@ def batching(model_cls: Model, /) -> Model: ...
 @overload
 def batching(batcher: Batcher | None = None, /, **options: Any) -> Callable[[Model], Model]: ...
 def batching(argument: Any = None, /, **options: Any) -> Any:
-    """Adds a classmethod `host(*args, **kwargs)` to a model class: a ModelHost that builds the model with these arguments.
+    """Adds to a model class a classmethod `host(*args, **kwargs)`: a ModelHost that builds it with these arguments.
 
-    Used as ``@batching``, ``@batching()``, ``@batching(ConcatBatcher())`` or ``@batching(batcher=..., max_batch_size=32)``;
-    the options are those of ModelHost. Returns the same class.
+    Used as ``@batching``, ``@batching()``, ``@batching(ConcatBatcher())`` or
+    ``@batching(batcher=..., max_batch_size=32)``; the options are those of ModelHost. Returns the same class.
 
     Raises:
         ConfigError: the class has no callable, synchronous, non-generator `predict_batch`, or an option cannot work.
@@ -448,7 +452,8 @@ def check_platform() -> None:
     missing = [name for name in ("memfd_create", "eventfd", "pidfd_open") if not hasattr(os, name)]
     if missing:
         raise ConfigError(
-            f"worker processes need Linux 5.3 or later (os.{', os.'.join(missing)}), this is {sys.platform}: use num_workers=0, "
+            f"worker processes need Linux 5.3 or later (os.{', os.'.join(missing)}), this is {sys.platform}: use "
+            "num_workers=0, "
             "which runs the model in a thread of this process"
         )
 

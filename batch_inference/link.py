@@ -1,9 +1,10 @@
 """A client's connection to the workers of its host, by way of the supervisor.
 
-It elects (starts) the supervisor where nobody serves the host's address, announces this process's memory and channels, and
-keeps for each worker the request pipe of its present incarnation. One thread per client process, the *monitor*, sleeps in poll
-until the supervisor says something or dies, or a full pipe has room again. When the supervisor is dead, the monitor waits until
-its workers are as well, since only then may their slots be sent elsewhere, and elects another.
+It elects (starts) the supervisor where nobody serves the host's address, announces this process's memory and
+channels, and keeps for each worker the request pipe of its present incarnation. One thread per client process, the
+*monitor*, sleeps in poll until the supervisor says something or dies, or a full pipe has room again. When the
+supervisor is dead, the monitor waits until its workers are as well, since only then may their slots be sent
+elsewhere, and elects another.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from typing import Any, Protocol
 
 from batch_inference import logs, payload
 from batch_inference import statistics as board
-from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError, TransportError
-from batch_inference.errors import RemoteTraceback, WorkerDiedError
+from batch_inference.errors import (
+    BatchInferenceError,
+    ConfigError,
+    HostClosedError,
+    ModelLoadError,
+    RemoteTraceback,
+    TransportError,
+    WorkerDiedError,
+)
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.channel import (
     KeyChannel,
@@ -101,7 +109,7 @@ class Link:
     # --- for the client -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Joins the host, starting it if it does not run; ConfigError, HostClosedError or TransportError if it cannot."""
+        """Joins the host, starting it if need be; ConfigError, HostClosedError or TransportError if it cannot."""
         try:
             self._join()
         except BaseException:
@@ -193,7 +201,9 @@ class Link:
         if self.config is None:
             sock = handshake.connect(self.address)
             if sock is None:
-                raise HostClosedError(f"no host serves {self.address}: start it, or wait until the process that does is up")
+                raise HostClosedError(
+                    f"no host serves {self.address}: start it, or wait until the process that does is up"
+                )
         else:
             sock, listens = handshake.connect_or_listen(self.address, deadline)
             if listens:
@@ -209,7 +219,8 @@ class Link:
                 if not handshake.readable(connection.fileno(), 0.1):
                     if launched is not None and launched.poll() is not None:
                         raise TransportError(
-                            f"the supervisor process ended at once, with code {launched.returncode}: see what it printed"
+                            f"the supervisor process ended at once, with code {launched.returncode}: see what it "
+                            "printed"
                         )
                     if time.monotonic() > deadline:
                         raise ConnectionLostError("no answer")
@@ -269,8 +280,7 @@ class Link:
         try:
             while self._connection is not None:
                 self._watch()
-                if self._connection is None and not self._closing and not self._failed:
-                    self._reconnect()
+                self._reconnect_if_lost()
         except BatchInferenceError as error:
             self._events.host_failed(error)
         except Exception as error:  # whatever it is, nobody may wait for ever
@@ -352,13 +362,16 @@ class Link:
             self._worker_gone(peer.index, f"worker {peer.index} was killed because its supervisor died", "")
         self._disconnect()
 
-    def _reconnect(self) -> None:
+    def _reconnect_if_lost(self) -> None:
+        if self._connection is not None or self._closing or self._failed:
+            return
         now = time.monotonic()
         while self._elections and self._elections[0] < now - 60:
             self._elections.popleft()
         if len(self._elections) >= ELECTIONS:
             raise WorkerDiedError(
-                f"the supervisor process died {ELECTIONS} times within a minute: something on this machine kills it (look "
+                f"the supervisor process died {ELECTIONS} times within a minute: something on this machine kills "
+                "it (look "
                 "for the out-of-memory killer in the kernel's log); stop() and start() the host to try again"
             )
         self._elections.append(now)
@@ -398,14 +411,17 @@ def failure(message: Message) -> BatchInferenceError:
     error: BatchInferenceError
     if message["loading"]:
         how = "raised an exception" if message["traceback"] else f"did not survive: {message['what']}"
-        error = ModelLoadError(f"loading the model in its worker process {how}{output if not message['traceback'] else ''}")
+        error = ModelLoadError(
+            f"loading the model in its worker process {how}{output if not message['traceback'] else ''}"
+        )
         if message["traceback"]:
             last = message["traceback"].strip().splitlines()[-1]
             error = ModelLoadError(f"loading the model in its worker process raised {last}\n\n{message['traceback']}")
             error.__cause__ = RemoteTraceback(message["traceback"])
         return error
     return WorkerDiedError(
-        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts allows: the host has "
+        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts "
+        "allows: the host has "
         f"given up. Mend the cause, then stop() and start() the host{output}"
     )
 

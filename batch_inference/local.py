@@ -1,4 +1,6 @@
-"""The link to a worker that is a thread of this process (num_workers=0): for debuggers, tests, and platforms without memfd.
+"""The link to a worker that is a thread of this process (num_workers=0).
+
+For debuggers, tests, and platforms that lack what worker processes need.
 
 The same client, slots, codec and worker loop as with processes; only the channels are others.
 """
@@ -65,7 +67,8 @@ class LocalLink:
         return [self._enter(LocalThreadChannel)]
 
     def new_key_channel(self) -> KeyChannel:
-        return self._enter(LocalQueueChannel)
+        channel: LocalQueueChannel = self._enter(LocalQueueChannel)
+        return channel
 
     def new_loop_channel(self, loop: Any, deliver: Callable[[list[int]], None]) -> NearChannel:
         def deliver_in_loop(keys: list[int]) -> None:
@@ -74,7 +77,8 @@ class LocalLink:
             except RuntimeError:
                 pass  # the loop was closed: its callers are gone
 
-        return self._enter(lambda number: LocalKeyChannel(number, deliver_in_loop))
+        channel: LocalKeyChannel = self._enter(lambda number: LocalKeyChannel(number, deliver_in_loop))
+        return channel
 
     def retire(self, channel: Any, loop: Any) -> None:
         with self._lock:
@@ -131,5 +135,3 @@ class LocalLink:
             died.__cause__ = error
             self._show(board.FAILED_STATE)
             self._events.host_failed(died)
-
-

@@ -95,7 +95,7 @@ def deliver(content: dict[str, Any]) -> None:
         try:
             logger.handle(record)
         except Exception:  # a handler of the application's that raises concerns this record only
-            logging.lastResort and logging.lastResort.handleError(record)
+            logging.Handler().handleError(record)
 
 
 def write_output(data: bytes) -> None:

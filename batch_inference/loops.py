@@ -1,7 +1,8 @@
 """One event loop's side of a client: `apredict`.
 
-Requests of one turn of the loop leave in one write, and the replies of one batch come back in one read. Nothing here blocks
-the loop: what would (copying a large tensor, mapping more memory, waiting for memory) is done in a helper thread.
+Requests of one turn of the loop leave in one write, and the replies of one batch come back in one read. Nothing here
+blocks the loop: what would (copying a large tensor, mapping more memory, waiting for memory) is done in a helper
+thread.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from batch_inference.client import Client
-from batch_inference.errors import BatchInferenceError
+from batch_inference.errors import BatchInferenceError, HostClosedError
 from batch_inference.transport.arena import Slot
-from batch_inference.transport.channel import DESCRIPTORS_PER_WRITE
+from batch_inference.transport.channel import chunks
 from batch_inference.transport.wire import DONE_GEN, REPLY_SIZE
 
 LARGE = 1 << 20  # bytes that are copied in a helper thread rather than in the loop
@@ -38,10 +39,11 @@ class Loops:
         return side
 
     def close(self) -> None:
-        for side in self._sides.values():
-            self._client.link.retire(side.channel, side.loop)
+        """After the client was closed: what has come for callers is given to them first."""
+        for side in list(self._sides.values()):
+            side.close()
         self._sides.clear()
-        self._helpers.shutdown(wait=False, cancel_futures=True)
+        self._helpers.shutdown(wait=False)
 
     def _new_side(self, loop: asyncio.AbstractEventLoop) -> LoopSide:
         for key, side in list(self._sides.items()):
@@ -58,6 +60,18 @@ class LoopSide:
         self._waiting: dict[int, tuple[Slot, asyncio.Future[None]]] = {}
         self._outbox: list[tuple[Slot, int, float | None]] = []  # with the slot's gen
         self.channel = client.link.new_loop_channel(loop, self._answered)
+
+    def close(self) -> None:
+        """From any thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._close)
+        except RuntimeError:  # the loop is closed: nobody waits in it
+            self._client.link.retire(self.channel, self.loop)
+
+    def _close(self) -> None:
+        self._flush()
+        self._answered(list(self._waiting))  # replies whose wake-up the loop has not read yet, and it will not now
+        self._client.link.retire(self.channel, self.loop)
 
     async def predict(self, args: tuple[Any, ...], timeout: float | None) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -83,11 +97,22 @@ class LoopSide:
             if timer is not None:
                 timer.cancel()
         if slot.segment.quads[slot.quad + REPLY_SIZE] > LARGE or slot.elsewhere is not None:
-            return await self.loop.run_in_executor(self._helpers, self._client.collect, slot)
+            return await self._collect_in_helper(slot)
         return self._client.collect(slot)
 
+    async def _collect_in_helper(self, slot: Slot) -> Any:
+        try:
+            collecting = self._helpers.submit(self._client.collect, slot)
+        except RuntimeError:  # the host was stopped meanwhile
+            return self._client.collect(slot)
+        collecting.add_done_callback(lambda done: self._client.abandon(slot) if done.cancelled() else None)
+        return await asyncio.wrap_future(collecting)
+
     async def _fill_in_helper(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
-        filling: Future[Slot] = self._helpers.submit(self._client.fill, args, deadline)
+        try:
+            filling = self._helpers.submit(self._client.fill, args, deadline)
+        except RuntimeError:
+            raise HostClosedError("the host was stopped: start() it again to send more requests") from None
         try:
             return await asyncio.wrap_future(filling)
         except asyncio.CancelledError:
@@ -119,8 +144,8 @@ class LoopSide:
             if peer is not None:
                 by_peer.setdefault(peer, []).append(self._client.descriptor(slot))
         for peer, descriptors in by_peer.items():
-            for start in range(0, len(descriptors), DESCRIPTORS_PER_WRITE):
-                self._client.link.send(peer, b"".join(descriptors[start : start + DESCRIPTORS_PER_WRITE]))
+            for chunk in chunks(descriptors):
+                self._client.link.send(peer, chunk)
 
     def _answered(self, keys: list[int]) -> None:
         """The slots with these keys may be done; their headers say whether they are."""

@@ -41,7 +41,7 @@ class Options:
     warmup: tuple[Any, ...] | None = None
     """Sample arguments of predict: each shape that the batcher can make of them is run before the host is ready."""
     num_workers: int | None = None
-    """Worker processes, each with the model; None is one, or one per entry of `devices`. 0: a thread of this process."""
+    """Worker processes with the model; None is one, or one per entry of `devices`. 0: a thread of this process."""
     devices: Sequence[Device] | None = None
     """One device per worker, the only one that worker sees."""
     threads: int | None = None
@@ -94,7 +94,9 @@ class Options:
             from batch_inference.policy import Returning
 
             object.__setattr__(self, "policy", Returning())
-        missing = [name for name in ("arrived", "ran", "completed", "wait") if not callable(getattr(self.policy, name, None))]
+        missing = [
+            name for name in ("arrived", "ran", "completed", "wait") if not callable(getattr(self.policy, name, None))
+        ]
         if missing or isinstance(self.policy, type):
             raise ConfigError(f"policy must be an object with the methods of policy.Policy, got {self.policy!r}")
 
@@ -140,7 +142,9 @@ class Options:
         own = ("batcher", "policy", "warmup")
         described = {f.name: repr(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in own}
         described["policy"] = f"{type(self.policy).__module__}.{type(self.policy).__qualname__}"
-        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(getattr(self.batcher, "__dict__", {}).items()))
+        settings = ", ".join(
+            f"{name}={value!r}" for name, value in sorted(getattr(self.batcher, "__dict__", {}).items())
+        )
         described["batcher"] = f"{type(self.batcher).__module__}.{type(self.batcher).__qualname__}({settings})"
         return described
 

@@ -55,7 +55,7 @@ def read_content(fd: int) -> bytes:
 
 
 def enter(fd: int) -> None:
-    """Makes a fresh interpreter one in which the application's modules can be imported; comes before any heavy import."""
+    """Lets a fresh interpreter import the application's modules; comes before any heavy import."""
     settings = read_settings(fd)
     sys.path[:] = settings["path"]
     sys.argv[:] = settings["argv"]

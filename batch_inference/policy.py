@@ -1,9 +1,9 @@
 """When to cut a batch: decisions as values. No clock, no thread, no I/O: times come in, a wait comes out.
 
-A worker whose model is free asks its policy how long to wait for more requests before it runs those that wait. The library's
-own rule, `Returning`, has no knob. A caller in a closed loop sends its next request soon after it got a reply, so after a
-batch of n replies some share of n requests comes back within a short time. Cut at once, and they just miss the batch: two
-half batches alternate. The rule learns
+A worker whose model is free asks its policy how long to wait for more requests before it runs those that wait. The
+library's own rule, `Returning`, has no knob. A caller in a closed loop sends its next request soon after it got a
+reply, so after a batch of n replies some share of n requests comes back within a short time. Cut at once, and they
+just miss the batch: two half batches alternate. The rule learns
 
     A + B n    the seconds that a batch of size n takes (least squares over recent batches),
     S(delta)   the share of a batch's callers whose next request arrives within delta of the batch's completion,
@@ -12,8 +12,8 @@ and, with q requests waiting and E = S(delta) n - (those back already) still exp
 
     E A  -  (q + E) (delta - elapsed)
 
-E requests save the fixed cost A of a batch of their own; q + E are delayed. Where nothing gains, it does not wait. All durations
-are seconds.
+E requests save the fixed cost A of a batch of their own; q + E are delayed. Where nothing gains, it does not wait.
+All durations are seconds.
 """
 
 from __future__ import annotations

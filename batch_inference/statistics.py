@@ -1,7 +1,8 @@
 """What a host counts, as values, and the board on which its processes count it.
 
-The *board* is one shared segment that every process of a host maps. Each cell (8 bytes) has one writing process, so counting
-needs no lock and costs no message, and reading works while a worker is busy or hangs. Each process has rows of its own:
+The *board* is one shared segment that every process of a host maps. Each cell (8 bytes) has one writing process, so
+counting needs no lock and costs no message, and reading works while a worker is busy or hangs. Each process has rows
+of its own:
 
     row 0                      supervisor: per worker its pid, state and number of restarts
     rows 1 .. MAX_WORKERS      workers: counters, and histograms of waiting and running times

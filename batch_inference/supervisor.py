@@ -3,10 +3,10 @@
     clients  --hello, segments, channels, bye-->  supervisor  --segments, channels, gone, quit-->  workers
              <--welcome, ready, gone, failed, reply, log, output--           <--ready, failed, reply--
 
-It is the parent of the workers, so that their exit status cannot be stolen by the application's SIGCHLD handlers; it runs
-in a session of its own, out of reach of the terminal's Ctrl-C; it watches clients and workers by pidfd; and it keeps
-duplicates of the clients' descriptors, so that a restarted worker sees the same memory. It never sees a request, and does
-not import numpy. When it dies its workers die (PR_SET_PDEATHSIG) and the clients elect another.
+It is the parent of the workers, so that their exit status cannot be stolen by the application's SIGCHLD handlers; it
+runs in a session of its own, out of reach of the terminal's Ctrl-C; it watches clients and workers by pidfd; and it
+keeps duplicates of the clients' descriptors, so that a restarted worker sees the same memory. It never sees a
+request, and does not import numpy. When it dies its workers die (PR_SET_PDEATHSIG) and the clients elect another.
 
 One thread, one selector; nothing in it blocks. How much is decided here: when to start, restart and end workers.
 """
@@ -123,7 +123,9 @@ class Supervisor:
             return
         client = Client(Connection(sock), pid, pidfd)
         self._clients[client.connection] = client
-        self._selector.register(client.connection, selectors.EVENT_READ, lambda events: self._hear_client(client, events))
+        self._selector.register(
+            client.connection, selectors.EVENT_READ, lambda events: self._hear_client(client, events)
+        )
         self._selector.register(pidfd, selectors.EVENT_READ, lambda events: self._drop(client))
 
     def _hear_client(self, client: Client, events: int) -> None:
@@ -161,8 +163,11 @@ class Supervisor:
 
     def _welcome(self, client: Client, message: Message) -> None:
         if message["version"] != VERSION:
-            self._refuse(client, f"it speaks version {VERSION} of our protocol and this process {message['version']}: "
-                                 "two releases of the library are in use on this machine")
+            self._refuse(
+                client,
+                f"it speaks version {VERSION} of our protocol and this process {message['version']}: "
+                "two releases of the library are in use on this machine",
+            )
             return
         difference = describe_difference(self._settings["description"], message.get("description"))
         if difference:
@@ -176,8 +181,13 @@ class Supervisor:
             return
         self._board.quads[board.CLIENT_ROWS] = max(self._board.quads[board.CLIENT_ROWS], client.row + 1)
         client.number = next(self._counter)
-        welcome = {"type": "welcome", "client": client.number, "row": client.row, "pid": os.getpid(),
-                   "workers": len(self._workers)}
+        welcome = {
+            "type": "welcome",
+            "client": client.number,
+            "row": client.row,
+            "pid": os.getpid(),
+            "workers": len(self._workers),
+        }
         client.connection.send(welcome, [self._pidfd, self._board.fd, self._config])
         for worker in self._workers:
             if worker.ready:
@@ -222,7 +232,12 @@ class Supervisor:
 
     def _tell_ready(self, client: Client, worker: Worker) -> None:
         assert worker.process is not None
-        message = {"type": "ready", "worker": worker.index, "incarnation": worker.incarnation, "pid": worker.process.pid}
+        message = {
+            "type": "ready",
+            "worker": worker.index,
+            "incarnation": worker.incarnation,
+            "pid": worker.process.pid,
+        }
         self._send(client, message, [worker.pipe, worker.pidfd])
 
     def _send(self, client: Client, message: Message, fds: list[int] | None = None) -> None:
@@ -282,7 +297,9 @@ class Supervisor:
         worker.ready, worker.failure = False, None
         worker.tail.clear()
         worker.batches_at_start = self._batches(worker)
-        self._selector.register(worker.connection, selectors.EVENT_READ, lambda events: self._hear_worker(worker, events))
+        self._selector.register(
+            worker.connection, selectors.EVENT_READ, lambda events: self._hear_worker(worker, events)
+        )
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda events: self._bury(worker))
         self._selector.register(worker.output, selectors.EVENT_READ, lambda events: self._copy_output(worker))
         self._selector.register(log, selectors.EVENT_READ, lambda events: self._copy_log(worker))
@@ -350,8 +367,13 @@ class Supervisor:
         kill_orphans(pid)
         who, how = str(worker), describe_exit(code)
         self._close(worker)
-        message = {"type": "gone", "worker": worker.index, "incarnation": worker.incarnation,
-                   "cause": f"{who} {how}", "output": handshake.shorten("".join(worker.tail))}
+        message = {
+            "type": "gone",
+            "worker": worker.index,
+            "incarnation": worker.incarnation,
+            "cause": f"{who} {how}",
+            "output": handshake.shorten("".join(worker.tail)),
+        }
         self._tell_clients(message)
         if self._stopping:
             self._show(worker, board.STOPPED)
@@ -506,7 +528,7 @@ def describe_exit(code: int) -> str:
 
 
 def kill_orphans(session: int | None) -> None:
-    """Ends processes that a dead worker left behind: as subreaper we inherit them. None: whatever worker they came from."""
+    """Ends what a dead worker left behind: as subreaper we inherit it. None: whatever worker it came from."""
     try:
         with open("/proc/thread-self/children") as file:
             children = [int(pid) for pid in file.read().split()]

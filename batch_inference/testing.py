@@ -186,7 +186,7 @@ class Raises(Doubles):
 
 
 class Dies(Doubles):
-    """Ends its process by signal `how`, or by os._exit(-how) for a negative one, when its batch holds a negative number.
+    """Dies when its batch holds a negative number: by signal `how`, or by os._exit(-how) for a negative one.
 
     With `once`, a path, it does so for the first one only; the file marks that it has happened.
     """

@@ -1,6 +1,7 @@
 """What waits in a worker: requests, queued by kind, from which batches are cut.
 
-Only requests of one kind share a batch. The next batch is of the kind whose head has waited longest, so that no kind starves.
+Only requests of one kind share a batch. The next batch is of the kind whose head has waited longest, so that no kind
+starves.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def own_copy(response: Any) -> Any:
 
 
 def make_requests(incoming: Incoming, batcher: Batcher, max_batch_size: int) -> list[Request]:
-    """The request that has arrived, in parts if it is larger than a batch. Calls the batcher's hooks, which may raise."""
+    """The request that arrived, in parts if it is larger than a batch. Calls the batcher's hooks, which may raise."""
     args = incoming.decode(batcher.borrows)
     size = batcher.size(args)
     if size <= max_batch_size:
@@ -129,7 +130,8 @@ class Waiting:
 
         Requests that nobody waits for any more (at `now`, in ns) never enter it.
         """
-        batch, size = [], 0
+        batch: list[Request] = []
+        size = 0
         while queue:
             request = queue[0]
             if request.incoming.unwanted(now):

@@ -5,8 +5,8 @@
     run       calls the model's predict_batch
     scatter   splits the outputs and writes each reply into its caller's own slot
 
-One thread does all of it, in turn: with more, they take each other's interpreter lock. The loop knows nothing of processes: it is
-the same in a thread of the application, where its inbox is another.
+One thread does all of it, in turn: with more, they take each other's interpreter lock. The loop knows nothing of
+processes: it is the same in a thread of the application, where its inbox is another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import MutableSequence
 from typing import Any
 
 from batch_inference import logs, payload
@@ -38,7 +37,7 @@ from batch_inference.waiting import Request, Waiting, make_requests, own_copy, s
 class Worker:
     """Runs a model over the requests of an inbox, and counts on its row of the board."""
 
-    def __init__(self, model: Any, recipe: payload.Recipe, inbox: Inbox, cells: MutableSequence[int], row: int) -> None:
+    def __init__(self, model: Any, recipe: payload.Recipe, inbox: Inbox, cells: memoryview[int], row: int) -> None:
         self._model = model
         self._batcher = recipe.batcher
         self._policy = recipe.policy
@@ -133,7 +132,8 @@ class Worker:
             responses = self._batcher.unbatch(outputs, context)
             if len(responses) != len(batch):
                 raise BatcherError(
-                    f"{type(self._batcher).__name__}.unbatch gave {len(responses)} responses for {len(batch)} requests: it "
+                    f"{type(self._batcher).__name__}.unbatch gave {len(responses)} responses for {len(batch)} "
+                    "requests: it "
                     "must give one per request, in their order"
                 )
         except BatcherError as error:

@@ -2,7 +2,8 @@
 
 Sizes are powers of two. A free slot of the right size is popped from a list, last in first out, so that the pages are
 warm; without one, a larger slot is cut in half until it fits (a buddy allocator), free halves are put together again
-when nothing else helps, and after that the arena grows. Only the owner allocates, so no lock is shared between processes.
+when nothing else helps, and after that the arena grows. Only the owner allocates, so no lock is shared between
+processes.
 
 Threads: popping and appending are single list operations and need no lock; cutting, merging and growing hold one.
 """
@@ -136,7 +137,8 @@ class Arena:
         if 1 << order > self.limit:
             raise RequestTooLargeError(
                 f"a request with its reply needs {nbytes} bytes in one piece ({1 << order} with rounding), and this "
-                f"process may map {self.limit} bytes of shared memory in all: send smaller requests or raise shared_memory"
+                f"process may map {self.limit} bytes of shared memory in all: send smaller requests or raise "
+                "shared_memory"
             )
         with self._lock:
             slot = self._cut(order)

@@ -1,7 +1,8 @@
 """Channels: request pipes towards a worker, and the wake-ups that come back.
 
-A request pipe carries 32-byte descriptors from many clients to the one worker incarnation that reads it. Writes of up to
-PIPE_BUF bytes are atomic and a read takes whatever waits, so no lock is shared and a killed process leaves none behind.
+A request pipe carries 32-byte descriptors from many clients to the one worker incarnation that reads it. Writes of up
+to PIPE_BUF bytes are atomic and a read takes whatever waits, so no lock is shared and a killed process leaves none
+behind.
 
 A wake-up says "look at your slot" and may come late, twice or for nothing; the slot's header is the truth. A thread
 waits on an eventfd of its own (a write to it never blocks and takes no pipe pages). An event loop, or the thread that
@@ -38,8 +39,8 @@ def reopen(fd: int, flags: int) -> int:
 class RequestPipe:
     """The client's end of a worker's request pipe; takes over `fd`.
 
-    It is open for reading as well, so that the pipe never breaks (SIGPIPE, EPIPE) when the worker dies. It is closed with
-    the last reference, so that a thread that is about to write cannot hit a number that now means another file.
+    It is open for reading as well, so that the pipe never breaks (SIGPIPE, EPIPE) when the worker dies. It is closed
+    with the last reference, so that a thread that is about to write cannot hit a number that now means another file.
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,7 +1,7 @@
 """Values to bytes in a slot and back.
 
-Plain values, that is tensors in tuples, lists and dicts of any depth, are written as a *header* that names the structure,
-dtypes and shapes, followed by the raw bytes of each tensor, 64-byte aligned:
+Plain values, that is tensors in tuples, lists and dicts of any depth, are written as a *header* that names the
+structure, dtypes and shapes, followed by the raw bytes of each tensor, 64-byte aligned:
 
     header length (4 bytes) | header | padding | tensor bytes | padding | tensor bytes ...
 
@@ -104,7 +104,7 @@ _by_header: dict[bytes, _Layout] = {}
 def encode(value: Any) -> Encoded | _Pickled:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
     if type(value) is tuple:  # a request: the arguments of predict
-        specs = tuple(map(tensors.spec, value))
+        specs: Any = tuple(map(tensors.spec, value))
         layout = _by_value.get(specs)
         if layout is not None:
             return Encoded(layout, value)
@@ -151,7 +151,7 @@ def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> A
     return tuple(leaves) if layout.flat else _build(layout.template, iter(leaves))
 
 
-def _remember(key: Any, template: Any, specs: tuple[tensors.Spec, ...]) -> _Layout:
+def _remember(key: Any, template: Any, specs: Any) -> _Layout:
     if len(_by_value) >= _REMEMBERED:
         _by_value.clear()
     layout = _by_value[key] = _Layout(template, specs)
@@ -176,7 +176,7 @@ class _NotPlainError(Exception):
 
 
 def _flatten(value: Any, leaves: list[Any]) -> Any:
-    """The structure of `value`, hashable, with its tensors appended to `leaves`; _NotPlainError if it holds anything else."""
+    """The structure of `value`, hashable; appends its tensors to `leaves`. _NotPlainError if it holds anything else."""
     if tensors.spec(value) is not None:
         leaves.append(value)
         return _LEAF
@@ -283,7 +283,8 @@ def decode_error(memory: Memory, offset: int, length: int) -> BaseException:
             error = None
     if not isinstance(error, BaseException):
         error = ModelError(
-            f"{kind}: {message}\nThe exception itself cannot be passed between processes (its class cannot be pickled, or "
+            f"{kind}: {message}\nThe exception itself cannot be passed between processes (its class cannot be "
+            "pickled, or "
             f"is not importable here), so this stands for it. Remote traceback:\n{text}"
         )
     if not (isinstance(error, BatchInferenceError) and error.__cause__ is not None):

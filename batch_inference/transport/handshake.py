@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 MAX_MESSAGE = 1 << 16
 MAX_TEXT = 1 << 14
-"""Longest text (a traceback, stderr lines) that one message may carry; longer ones are cut in the middle."""
+"""Most bytes of a message that one text (a traceback, stderr lines) may take; longer ones are cut in the middle."""
 MAX_DESCRIPTORS = 64
 MAX_QUEUED = 10_000
 _PEER = struct.Struct("iII")
@@ -66,7 +66,14 @@ class Connection:
             return
         if len(self._queue) >= MAX_QUEUED:
             raise ConnectionLostError(f"the peer left {MAX_QUEUED} messages unread")
-        self._queue.append((data, [os.dup(fd) for fd in fds]))
+        duplicates: list[int] = []
+        try:
+            for fd in fds:
+                duplicates.append(os.dup(fd))
+        except OSError:
+            close_all(duplicates)
+            raise
+        self._queue.append((data, duplicates))
 
     def flush(self) -> None:
         """Sends what the socket takes now."""
@@ -108,7 +115,7 @@ class Connection:
     def _try(self, data: bytes, fds: Sequence[int]) -> bool:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._sock.sendmsg([data], ancillary)
+            self._sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)  # SIGPIPE may end an application
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS):
                 return False
@@ -129,10 +136,13 @@ def readable(fd: int, timeout: float) -> bool:
 
 
 def shorten(text: str, most: int = MAX_TEXT) -> str:
-    """`text`, its middle left out where it is longer than a message may be."""
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]}\n[... {len(text) - most} characters left out ...]\n{text[-most // 2 :]}"
+    """`text`, its middle left out where it would take more than `most` bytes of a message: up to 12 for a character."""
+    shortened, kept = text, len(text)
+    while (size := len(json.dumps(shortened))) > most:
+        kept = min(kept - 100, kept * most // size)
+        head = max(0, kept // 2)
+        shortened = f"{text[:head]}\n[... {len(text) - 2 * head} characters left out ...]\n{text[len(text) - head :]}"
+    return shortened
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -211,7 +221,8 @@ def runtime_directory() -> str:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
         raise TransportError(
-            f"{path} must be a directory of user {os.geteuid()} with mode 0700, it is {stat.filemode(status.st_mode)} of "
+            f"{path} must be a directory of user {os.geteuid()} with mode 0700, it is "
+            f"{stat.filemode(status.st_mode)} of "
             f"user {status.st_uid}: somebody else may have made it; remove it, or set XDG_RUNTIME_DIR"
         )
     return path

@@ -1,8 +1,8 @@
 """The worker's end of the transport: the memory and channels of its clients, the requests that arrive, their replies.
 
-A descriptor may overtake the segment or channel that it names, since those come by way of the supervisor: it is *parked*
-until they are here. Nothing in a descriptor or a header is believed: places are checked against the segment, and what does
-not fit is ignored, so a client that writes nonsense hurts only itself.
+A descriptor may overtake the segment or channel that it names, since those come by way of the supervisor: it is
+*parked* until they are here. Nothing in a descriptor or a header is believed: places are checked against the segment,
+and what does not fit is ignored, so a client that writes nonsense hurts only itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,19 @@ class Peer:
 class Incoming:
     """A request in its caller's slot, until it has been answered there."""
 
-    __slots__ = ("peer", "arrived", "deadline", "_inbox", "_segment", "_number", "_unit", "_word", "_quad", "_gen", "_channel")
+    __slots__ = (
+        "peer",
+        "arrived",
+        "deadline",
+        "_inbox",
+        "_segment",
+        "_number",
+        "_unit",
+        "_word",
+        "_quad",
+        "_gen",
+        "_channel",
+    )
 
     def __init__(self, inbox: Inbox, peer: Peer, descriptor: Descriptor) -> None:
         _, channel, self._number, self._unit, self._gen, self.arrived, self.deadline = descriptor
@@ -84,11 +96,7 @@ class Incoming:
 
     def unwanted(self, now: int) -> bool:
         """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
-        return (
-            self._segment.words[self._word + GIVEN_UP] == self._gen
-            or 0 < self.deadline < now
-            or self.peer.gone
-        )
+        return self._segment.words[self._word + GIVEN_UP] == self._gen or 0 < self.deadline < now or self.peer.gone
 
     def start(self) -> None:
         """Marks the request as one that the model may see from now on."""
@@ -155,7 +163,8 @@ class RemoteInbox:
         self._full: list[FarChannel] = []  # channels that could not take all wake-ups
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        readable, writable, _ = select.select([self._pipe, self._control], self._full, [], timeout)
+        sources: list[Any] = [self._pipe, self._control]
+        readable, writable, _ = select.select(sources, self._full, [], timeout)
         if writable:
             self.flush()
         if self._control in readable:
@@ -170,7 +179,7 @@ class RemoteInbox:
     def _open(self, descriptor: Descriptor) -> Incoming | None:
         client, channel, number, unit, gen, _, _ = descriptor
         peer = self._peers.get(client)
-        memory = peer and peer.segments.get(number)
+        memory = None if peer is None else peer.segments.get(number)
         if peer is None or memory is None or channel not in peer.channels:
             if client not in self._gone:
                 self._parked.append(descriptor)
@@ -184,8 +193,15 @@ class RemoteInbox:
         reply = segment.create(max(1, encoded.size))
         try:
             encoded.write(reply.memory, 0)
-            message = {"type": "reply", "client": peer.number, "segment": number, "unit": unit, "gen": gen,
-                       "status": status, "size": encoded.size}
+            message = {
+                "type": "reply",
+                "client": peer.number,
+                "segment": number,
+                "unit": unit,
+                "gen": gen,
+                "status": status,
+                "size": encoded.size,
+            }
             self._control.send(message, [reply.fd])
         finally:
             reply.close()

@@ -1,7 +1,7 @@
 """What both sides of the shared memory agree on: the descriptor, the slot header and the status words.
 
-A *descriptor* is 32 bytes on a request pipe and names a slot. The slot's *header* is the truth about the request: a wake-up
-only says "look". Every header word has one writer:
+A *descriptor* is 32 bytes on a request pipe and names a slot. The slot's *header* is the truth about the request: a
+wake-up only says "look". Every header word has one writer:
 
     word   0  gen         client    which use of the slot this is; unique within the client
     word   1  done_gen    worker    written last: equal to gen once status and reply stand
