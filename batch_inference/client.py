@@ -415,10 +415,11 @@ class Client:
         with self._lock:
             if self._over is None:
                 self._over = error
-            pending = [slot for slot in self._outstanding.values() if not slot.done]
+            pending = list(self._outstanding.values())
             for slot in pending:
-                slot.error = copy_of(error)
-        for slot in pending:
+                if not slot.done:
+                    slot.error = copy_of(error)
+        for slot in pending:  # those with a reply as well: the worker may end before it has woken them
             self._wake(slot)
         with self._changed:
             self._changed.notify_all()
@@ -454,7 +455,7 @@ class Client:
 
     def forget(self) -> None:
         """In a forked child: lets go of everything without a word to the host, which is the parent's."""
-        self.arena.close()
+        self.arena.forget()
         self._thread_channels.clear()
         self._outstanding.clear()
         self._abandoned.clear()

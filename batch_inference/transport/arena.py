@@ -133,6 +133,11 @@ class Arena:
             self.segments.clear()
             self.mapped = 0
 
+    def forget(self) -> None:
+        """In a forked child: `close`, whatever a thread that is not here held or was doing."""
+        self._lock = threading.Lock()
+        self.close()
+
     def _acquire_slowly(self, order: int, nbytes: int, grow: bool) -> Slot | None:
         if 1 << order > self.limit:
             raise RequestTooLargeError(
@@ -189,9 +194,13 @@ class Arena:
         if self.mapped + (1 << wanted) > self.limit:
             return False
         segment, number = self._make(1 << wanted), len(self.segments)
+        try:
+            self._attached(number, segment)  # before any of its slots can be handed out
+        except BaseException:
+            segment.close()
+            raise
         self.segments.append(segment)
         self.mapped += segment.size
-        self._attached(number, segment)  # before any of its slots can be handed out
         self._free[wanted].append(self._new_slot(segment, number, 0, wanted))
         return True
 
