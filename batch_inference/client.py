@@ -182,7 +182,7 @@ class Client:
             self.link.send(peer, self.descriptor(slot))
 
     def enter(self, slot: Slot, channel: NearChannel, deadline: float | None) -> Peer | None:
-        """Enters a filled slot as outstanding. The worker to send it to, or None: the monitor will once one is ready."""
+        """Enters a filled slot as outstanding. Returns the worker to send it to, or None until one is ready."""
         slot.channel = channel
         slot.arrived = time.monotonic_ns()
         slot.deadline = 0 if deadline is None else int(deadline * 1e9)
