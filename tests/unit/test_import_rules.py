@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2] / PACKAGE
 
 # Each part of the package (a module or a subpackage) and the parts it may import. Parts stand below those they import.
 ALLOWED = {
+    # values and helpers without further needs
     "errors": "",
     "machine": "",
     "policy": "",
@@ -26,20 +27,26 @@ ALLOWED = {
     "testing": "",
     "buffers": "",
     "tensors": "buffers errors",
-    "batcher": "errors tensors",
+    # three that do not know each other: policy above, and
+    "batcher": "buffers errors tensors",
     "transport": "errors tensors",
-    "options": "errors",
-    "payload": "errors",
+    # what goes along to the other processes
+    "options": "errors policy",
+    "payload": "errors options",
     "logs": "transport",
+    # the supervisor process
     "supervisor": "errors logs machine options payload statistics transport",
-    "worker": "batcher errors logs machine options payload policy statistics tensors transport",
+    # the worker process
+    "waiting": "batcher errors policy transport",
+    "worker": "batcher buffers errors logs machine options payload policy statistics tensors transport waiting",
+    # the application's process
     "link": "errors logs machine options payload statistics transport",
     "client": "errors link machine options payload statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "errors link options payload statistics transport worker",  # num_workers=0: both sides in one process
-    "host": "batcher client errors futures link local loops machine options payload statistics",
-    "": "batcher errors host options statistics",  # the package itself
+    "host": "batcher client errors futures link local loops machine options payload statistics transport",
+    "": "batcher errors host options policy statistics",  # the package itself
 }
 
 # Imports inside functions that the table does not allow, and why they are there.
