@@ -89,6 +89,7 @@ class ModelHost:
         self._joins: tuple[str, int | None] | None = None  # address and config of the host to join after a fork
         self._last: Statistics | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        _hosts.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> ModelHost:
         """Gives the arguments that the model is built with, in the worker. Returns the host itself."""
@@ -211,7 +212,13 @@ class ModelHost:
 
     async def apredict(self, *args: Any, timeout: float | None = _UNSET) -> Any:
         """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
-        client = self._client or self._join_again()
+        client = self._client
+        if client is None:
+            if self._joins is not None:
+                import asyncio
+
+                await asyncio.to_thread(self._join_again)
+            client = self._client or self._join_again()
         loops = self._loops
         if loops is None:
             loops = self._make_loops(client)
@@ -262,16 +269,24 @@ class ModelHost:
         client.forget()
 
     def _join_again(self) -> Client:
+        if self._joins is None and self._client is None:  # at once, also while another thread starts or stops
+            raise HostClosedError(self._why_closed())
         with self._lock:
             if self._client is not None:
                 return self._client
             if self._joins is None:
                 raise HostClosedError(self._why_closed())
             address, config = self._joins
-            client = self._new_client(address, config)
-            self._wait_until_ready(client)
+            client = self._new_client(address, None if config is None else os.dup(config))
+            try:
+                self._wait_until_ready(client)
+            except BaseException:
+                client.close(drain=False)
+                raise
             self._take(client)
             self._joins = None
+            if config is not None:
+                os.close(config)
             return client
 
     def _why_closed(self) -> str:
@@ -355,7 +370,6 @@ class ModelHost:
         self._parts = {}
         self._client = client
         self._finalizer = weakref.finalize(self, close, client, self._parts, False)
-        _hosts.add(self)
 
     def _make_futures(self, client: Client) -> Futures:
         from batch_inference.futures import Futures

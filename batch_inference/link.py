@@ -45,6 +45,7 @@ from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import VERSION
 
 JOIN_TIMEOUT = 30.0  # seconds for finding or starting a supervisor and its welcome
+DEATH_TIMEOUT = 5.0  # seconds between the end of a supervisor's connection and its own
 ELECTIONS = 5  # in a minute, before a supervisor that keeps dying is given up
 THREAD_CHANNELS_AT_ONCE = 8
 
@@ -102,6 +103,7 @@ class Link:
         self._elections: deque[float] = deque()
         self._closing = False
         self._failed = False
+        self._served = False  # a worker has been ready: one that dies while it loads is restarted
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._relay = logs.Relay()
         self._monitor = threading.Thread(target=self._run, name="batch_inference-monitor", daemon=True)
@@ -124,16 +126,16 @@ class Link:
     def announce_segment(self, number: int, new: Segment) -> None:
         """Hands a segment to the workers; they learn of it no later than of the first request in it."""
         with self._lock:
-            self._segments.append(new)
             self._say({"type": "segment"}, [new.fd])
+            self._segments.append(new)  # numbered in the order in which they were said
 
     def new_thread_channels(self) -> Sequence[WaitChannel]:
         """Some channels, each for one waiting thread."""
         with self._lock:
             first = len(self._channels)
             new = [ThreadChannel(first + offset) for offset in range(THREAD_CHANNELS_AT_ONCE)]
-            self._channels += [("thread", channel.fd, channel) for channel in new]
             self._say({"type": "channels", "kind": "thread"}, [channel.fd for channel in new])
+            self._channels += [("thread", channel.fd, channel) for channel in new]
         return new
 
     def new_key_channel(self) -> KeyChannel:
@@ -177,8 +179,9 @@ class Link:
         self._closing = True
         if self._connection is not None:
             self._connection.close()
-        handshake.close_all([fd for fd in (self._supervisor, self._wake) if fd >= 0])
-        handshake.close_all([peer.pidfd for peer in self._peers.values()])
+        for fd in (self._supervisor, self._wake, *(peer.pidfd for peer in self._peers.values())):
+            with contextlib.suppress(OSError):  # the parent's monitor may have been closing it
+                os.close(fd)
         self._supervisor = self._wake = -1
         self._peers.clear()
         self._channels.clear()
@@ -213,7 +216,8 @@ class Link:
                     return False
         connection = Connection(sock)
         try:
-            connection.send({"type": "hello", "version": VERSION, "description": self.description})
+            hello = {"type": "hello", "version": VERSION, "description": self.description, "again": self._served}
+            connection.send(hello)
             received = None
             while received is None:
                 if not handshake.readable(connection.fileno(), 0.1):
@@ -255,14 +259,16 @@ class Link:
                 self._say({"type": "segment"}, [shared.fd])
             for kind, fd, _ in self._channels:
                 self._say({"type": "channels", "kind": kind}, [fd])
+            if self._closing:  # said while nobody listened
+                self._say({"type": "bye"}, [])
 
     def _pipe_channel(self) -> PipeChannel:
         if self._idle_channels:
             return self._idle_channels.pop()
         with self._lock:
             channel = PipeChannel(len(self._channels))
-            self._channels.append(("keys", channel.far_fd, channel))
             self._say({"type": "channels", "kind": "keys"}, [channel.far_fd])
+            self._channels.append(("keys", channel.far_fd, channel))
         return channel
 
     def _say(self, message: Message, fds: list[int]) -> None:
@@ -310,9 +316,9 @@ class Link:
                     peer.backlog.popleft()
         try:
             self._hear()
-        except ConnectionLostError:
-            if not handshake.readable(self._supervisor, JOIN_TIMEOUT):
-                raise TransportError("the supervisor has dropped this process, though it lives on") from None
+        except ConnectionLostError as error:
+            if not handshake.readable(self._supervisor, DEATH_TIMEOUT):
+                raise TransportError(f"the connection to the supervisor, which lives on, is lost: {error}") from None
         if handshake.readable(self._supervisor, 0.0):
             self._supervisor_died()
 
@@ -345,6 +351,7 @@ class Link:
         pipe, pidfd = fds
         peer = Peer(message["worker"], message["incarnation"], pidfd, RequestPipe(pipe))
         self._peers[peer.index] = peer
+        self._served = True
         self._events.worker_ready(peer)
 
     def _worker_gone(self, index: int, cause: str, output: str) -> None:

@@ -33,10 +33,11 @@ from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
 from batch_inference.transport.wire import VERSION
 
-FIRST_CLIENT_TIMEOUT = 30.0  # seconds until somebody must have joined
+FIRST_CLIENT_TIMEOUT = 3.0  # seconds until somebody must have joined: whoever elected us may be dead
 QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
 RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 TAIL_LINES = 20
+MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
 
 
 class Client:
@@ -120,6 +121,7 @@ class Supervisor:
             pidfd = os.pidfd_open(pid)
         except (ConnectionLostError, OSError):
             sock.close()
+            self._after(0.1, self._stop_if_never_used)
             return
         client = Client(Connection(sock), pid, pidfd)
         self._clients[client.connection] = client
@@ -138,7 +140,7 @@ class Supervisor:
                     self._obey(client, message, fds)
                 finally:
                     handshake.close_all(fds)
-        except (ConnectionLostError, KeyError, TypeError, ValueError):
+        except (ConnectionLostError, AttributeError, KeyError, OSError, TypeError, ValueError):
             self._drop(client)  # gone, or it broke the rules; either way it hurts nobody else
 
     def _obey(self, client: Client, message: Message, fds: list[int]) -> None:
@@ -162,6 +164,8 @@ class Supervisor:
             raise ConnectionLostError(f"unknown message {kind!r}")
 
     def _welcome(self, client: Client, message: Message) -> None:
+        if self._stopping:
+            raise ConnectionLostError("too late: it will find or elect another supervisor")
         if message["version"] != VERSION:
             self._refuse(
                 client,
@@ -195,6 +199,7 @@ class Supervisor:
         if not self._started:  # not before somebody is there to hear how it goes
             self._started = True
             for worker in self._workers:
+                worker.was_ready = message.get("again") is True  # under the supervisor before us
                 self._spawn(worker)
 
     def _refuse(self, client: Client, why: str) -> None:
@@ -215,6 +220,7 @@ class Supervisor:
         client.connection.close()
         handshake.close_all([client.pidfd, *client.segments, *(fd for _, fd in client.channels)])
         if client.row < 0:
+            self._after(0.1, self._stop_if_never_used)
             return
         self._tell_workers({"type": "gone", "client": client.number})
         cells, row, departed = self._board.quads, board.client_row(client.row), board.client_row(-1)
@@ -250,7 +256,8 @@ class Supervisor:
         """Sends what a person should see to the client that has been here longest."""
         for client in self._clients.values():
             if client.row >= 0:
-                self._send(client, message)
+                if client.connection.pending < MAX_NEWS:
+                    self._send(client, message)
                 return
 
     # --- workers --------------------------------------------------------------------------------------------------
@@ -303,8 +310,9 @@ class Supervisor:
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda events: self._bury(worker))
         self._selector.register(worker.output, selectors.EVENT_READ, lambda events: self._copy_output(worker))
         self._selector.register(log, selectors.EVENT_READ, lambda events: self._copy_log(worker))
-        for client in self._clients.values():
-            self._introduce(client, worker.connection)
+        with contextlib.suppress(ConnectionLostError):  # it is dead already: its pidfd will say so
+            for client in self._clients.values():
+                self._introduce(client, worker.connection)
         self._show(worker, board.RESTARTING if worker.was_ready else board.STARTING)
 
     def _introduce(self, client: Client, connection: Connection) -> None:
@@ -450,6 +458,10 @@ class Supervisor:
 
     # --- ends and odds --------------------------------------------------------------------------------------------
 
+    def _stop_if_never_used(self) -> None:
+        if not self._started:
+            self._stop_if_unused()
+
     def _stop_if_unused(self) -> None:
         if not any(client.row >= 0 for client in self._clients.values()):
             self._stop()
@@ -529,18 +541,22 @@ def describe_exit(code: int) -> str:
 
 def kill_orphans(session: int | None) -> None:
     """Ends what a dead worker left behind: as subreaper we inherit it. None: whatever worker it came from."""
-    try:
-        with open("/proc/thread-self/children") as file:
-            children = [int(pid) for pid in file.read().split()]
-    except OSError:
-        return  # a kernel without CONFIG_PROC_CHILDREN
-    for pid in children:
+    killed = True
+    while killed:  # then their children are ours
+        killed = False
         try:
-            if session is None or os.getsid(pid) == session:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            with open("/proc/thread-self/children") as file:
+                children = [int(pid) for pid in file.read().split()]
         except OSError:
-            pass  # gone already
+            return  # a kernel without CONFIG_PROC_CHILDREN
+        for pid in children:
+            try:
+                if session is None or os.getsid(pid) == session:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    killed = True
+            except OSError:
+                pass  # gone already
 
 
 def become_supervisor() -> None:
@@ -550,6 +566,8 @@ def become_supervisor() -> None:
 
     PR_SET_CHILD_SUBREAPER = 36
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an application that ignores it would hide how its workers died
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     null = os.open(os.devnull, os.O_RDWR)

@@ -54,8 +54,9 @@ class Connection:
         return self._sock.fileno()
 
     @property
-    def pending(self) -> bool:
-        return bool(self._queue)
+    def pending(self) -> int:
+        """How many messages wait for `flush`."""
+        return len(self._queue)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Queues or sends a message with duplicates of `fds`; the caller keeps its own."""
