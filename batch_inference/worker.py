@@ -11,6 +11,7 @@ processes: it is the same in a thread of the application, where its inbox is ano
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -20,7 +21,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 from batch_inference import logs, payload
 from batch_inference import statistics as board
@@ -210,6 +211,14 @@ def warm_up(model: Any, recipe: payload.Recipe) -> None:
 def main(index: int, supervisor: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
     """Runs worker number `index` on descriptors that its supervisor passed on."""
     _die_with(supervisor)
+    try:
+        serve(index, config, control, pipe, log, board_fd)
+    except BaseException as error:
+        end(error)
+
+
+def serve(index: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
+    """Builds the model and runs it until the supervisor says quit."""
     os.environ[WORKER_VARIABLE] = str(os.getpid())
     faulthandler.enable()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -224,12 +233,27 @@ def main(index: int, supervisor: int, config: int, control: int, pipe: int, log:
         warm_up(model, recipe)
     except Exception:
         connection.send({"type": "failed", "traceback": handshake.shorten(traceback.format_exc())})
-        sys.exit(1)
+        raise SystemExit(1) from None
     cells = segment.attach(board_fd)
     inbox = RemoteInbox(pipe, connection)
     connection.send({"type": "ready"})
     Worker(model, recipe, inbox, cells.quads, board.worker_row(index)).run()
     payload.close_model(model)
+
+
+def end(error: BaseException) -> NoReturn:
+    """Ends this process as `error` would, but at once: threads that a model left running must not keep it."""
+    code = 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif error.code is None or isinstance(error.code, int):
+        code = error.code or 0
+    else:
+        print(error.code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _die_with(supervisor: int) -> None:
