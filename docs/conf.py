@@ -6,7 +6,7 @@ project = "batch_inference"
 author = "The batch_inference authors"
 release = version = distribution_version("batch-inference-host")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 default_role = "code"  # `name` in a docstring is code
 

@@ -67,6 +67,15 @@ def test_readme_lists_the_options_and_errors_there_are() -> None:
             assert default and float(default[1]) == field.default, field.name
 
 
+def test_the_page_on_statistics_names_every_field() -> None:
+    from batch_inference import Statistics
+
+    text = (ROOT / "docs" / "statistics.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
+    named = {name.strip("` ") for row in rows for name in row.split(",")}
+    assert named == {field.name for field in dataclasses.fields(Statistics)}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
