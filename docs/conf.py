@@ -19,3 +19,21 @@ myst_heading_anchors = 3  # so that pages can link to #headings, as on a forge
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+
+_attributes: dict[str, list[str]] = {}
+
+
+def _keep(app, what, name, obj, options, lines):
+    if what == "attribute":
+        _attributes[name] = list(lines)
+
+
+def _restore(app, what, name, obj, options, lines):
+    if what == "attribute":
+        lines[:] = _attributes[name]
+
+
+def setup(app):
+    """Napoleon reads "A rule: its reason." in an attribute's docstring as a type and a text; keep it from doing so."""
+    app.connect("autodoc-process-docstring", _keep, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", _restore, priority=600)
