@@ -186,7 +186,12 @@ def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
     except (RuntimeError, TypeError):  # autograd history, another device, a lazy conjugation or sign
         pass
     value = on_host(value).resolve_conj().resolve_neg()
-    array = value.numpy() if shared else value.contiguous().reshape(-1).view(tables.module.uint8).numpy()
+    if shared:
+        array = value.numpy()
+        return array
+    if not value.numel():  # of unpredictable strides, which view may refuse
+        return np.empty(0, np.uint8)
+    array = value.contiguous().reshape(-1).view(tables.module.uint8).numpy()
     return array
 
 

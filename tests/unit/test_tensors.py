@@ -117,6 +117,8 @@ def test_torch_layouts_and_history_stay_behind() -> None:
         torch.complex(base, base).conj(),
         torch.complex(base, base).conj().imag,
         base.to(torch.bfloat16).transpose(0, 1),
+        torch.from_numpy(np.zeros((0, 3), np.float32)[::-1].copy()).to(torch.bfloat16),
+        torch.from_numpy(np.ndarray((0,), np.float32)).to(torch.bfloat16),
     ]
     for value in values:
         spec = tensors.spec(value)
