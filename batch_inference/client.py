@@ -236,6 +236,9 @@ class Client:
         if entered:
             self._abandoned.append(slot)
             self.sweep()
+            if self._hungry:  # who waits for memory must look after this slot from now on
+                with self._changed:
+                    self._changed.notify_all()
         else:
             self._release(slot)
 
@@ -307,7 +310,10 @@ class Client:
 
     def _learn(self, order: int, size: int) -> None:
         """From now on requests of this size get room for the largest reply that one of them had."""
-        self._reply_room[order] = max(size, self._reply_room.get(order, 0))
+        room = max(size, self._reply_room.get(order, 0))
+        if 1 << (2 * HEADER_SIZE + (1 << order) + room).bit_length() > self.arena.limit:
+            room = LEAST_REPLY_ROOM  # its replies come in memory of their own
+        self._reply_room[order] = room
 
     def _wait_for_memory(self, size: int, deadline: float | None) -> Slot:
         """Waits, first come first served, until a slot of `size` bytes is free."""

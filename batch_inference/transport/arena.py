@@ -2,8 +2,9 @@
 
 Sizes are powers of two. A free slot of the right size is popped from a list, last in first out, so that the pages are
 warm; without one, a larger slot is cut in half until it fits (a buddy allocator), free halves are put together again
-when nothing else helps, and after that the arena grows. Only the owner allocates, so no lock is shared between
-processes.
+when nothing else helps, and after that the arena grows. At its limit, segments that are wholly free make way for one
+of the size that is needed: their pages go back to the machine, and the mappings wait to be used again. Only the owner
+allocates, so no lock is shared between processes.
 
 Threads: popping and appending are single list operations and need no lock; cutting, merging and growing hold one.
 """
@@ -89,6 +90,7 @@ class Arena:
         self._make = make
         self._attached = attached
         self._free: list[list[Slot]] = [[] for _ in range(64)]
+        self._parked: list[Slot] = []  # whole segments without pages, which `mapped` does not count
         self._lock = threading.Lock()
         self._generations = itertools.count(1)
 
@@ -128,6 +130,7 @@ class Arena:
         with self._lock:
             for slots in self._free:
                 slots.clear()
+            self._parked.clear()
             for segment in self.segments:
                 segment.close()
             self.segments.clear()
@@ -188,11 +191,15 @@ class Arena:
 
     def _grow(self, order: int) -> bool:
         """Maps one more segment: as much again as there is, as far as the limit allows; False when it does not."""
+        if self.mapped + (1 << order) > self.limit:
+            self._park(order)
         wanted = max(order, FIRST_SEGMENT_ORDER, min(self.mapped.bit_length() - 1, 30))
         while self.mapped + (1 << wanted) > self.limit and wanted > order:
             wanted -= 1
         if self.mapped + (1 << wanted) > self.limit:
             return False
+        if self._unpark(order, wanted):
+            return True
         segment, number = self._make(1 << wanted), len(self.segments)
         try:
             self._attached(number, segment)  # before any of its slots can be handed out
@@ -203,6 +210,31 @@ class Arena:
         self.mapped += segment.size
         self._free[wanted].append(self._new_slot(segment, number, 0, wanted))
         return True
+
+    def _park(self, order: int) -> None:
+        """Parks smaller segments that are wholly free, until there is room for one of `order`."""
+        for slots in self._free[MIN_ORDER:order]:
+            for slot in list(slots):
+                if self.mapped + (1 << order) <= self.limit:
+                    return
+                if slot.size == slot.segment.size:
+                    try:
+                        slots.remove(slot)
+                    except ValueError:
+                        continue  # another thread has just taken it
+                    slot.segment.discard()
+                    self._parked.append(slot)
+                    self.mapped -= slot.size
+
+    def _unpark(self, least: int, most: int) -> bool:
+        """Uses a parked segment again, of an order from `least` to `most`; False if there is none."""
+        for slot in self._parked:
+            if least <= slot.order <= most:
+                self._parked.remove(slot)
+                self.mapped += slot.size
+                self._free[slot.order].append(slot)
+                return True
+        return False
 
     @staticmethod
     def _new_slot(segment: Segment, number: int, offset: int, order: int) -> Slot:

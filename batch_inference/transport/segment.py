@@ -7,6 +7,7 @@ worker maps no segment without those seals.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
@@ -30,6 +31,12 @@ class Segment:
     def holds(self, offset: int, length: int) -> bool:
         """Whether a slot of `length` bytes at `offset` lies inside."""
         return 0 <= offset and 0 <= length and offset % UNIT == 0 and offset + length <= self.size
+
+    def discard(self) -> None:
+        """Gives the pages back to the machine; the segment stays mapped, and is zeros again."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self.memory.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
         """Closes the descriptor. The mapping goes with the last object that refers to it: a slot, or an array on it."""
