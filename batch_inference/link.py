@@ -344,6 +344,7 @@ class Link:
             elif message["type"] == "bye":
                 if not message["ending"]:
                     self._disconnect()
+                    reap_later()
             else:
                 self._relay.put(message)
 
@@ -458,3 +459,10 @@ def launch(listener: Any, config: int) -> subprocess.Popen[bytes]:
 def reap() -> None:
     """Takes note of supervisors that this process started and that have ended."""
     _launched[:] = [process for process in _launched if process.poll() is None]
+
+
+def reap_later() -> None:
+    """Leaves no zombie of a supervisor that goes on without this process, which had started it."""
+    while _launched:
+        process = _launched.pop()
+        threading.Thread(target=process.wait, name="batch_inference-reaper", daemon=True).start()
