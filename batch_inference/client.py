@@ -38,17 +38,17 @@ from batch_inference.transport.wire import (
     GIVEN_UP,
     HEADER,
     HEADER_SIZE,
+    OK,
     REPLY_SIZE,
     STARTED_GEN,
     STATUS,
     UNIT,
-    align,
 )
 
 MAX_TRIES = 3
 LEAST_REPLY_ROOM = 256
 FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
-TRANSPORT_SAMPLE, FIRST_SAMPLES = 8, 256  # every so many replies are timed, and the first ones all
+TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
 SWEEP_INTERVAL = 0.02  # seconds between looks at slots that were given up, while somebody waits for memory
 
 
@@ -133,46 +133,45 @@ class Client:
     def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         """A slot with the encoded request in it; waits for memory until `deadline` (CLOCK_MONOTONIC)."""
         encoded = codec.encode(args)
-        size = HEADER_SIZE + align(encoded.size) + self._room_for_reply(encoded.size)
+        size = self._slot_size(encoded.size)
         slot = None if self._hungry else self.arena.acquire(size)
-        if slot is None:
-            slot = self._wait_for_memory(size, deadline)
-        return self._write(slot, encoded)
+        return self._write(slot or self._wait_for_memory(size, deadline), encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
         """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
         encoded = codec.encode(args)
         if encoded.size > most or self._hungry:
             return None
-        size = HEADER_SIZE + align(encoded.size) + self._room_for_reply(encoded.size)
-        slot = self.arena.acquire(size, grow=False)
-        return None if slot is None else self._write(slot, encoded)
+        slot = self.arena.acquire(self._slot_size(encoded.size), grow=False)
+        return slot and self._write(slot, encoded)
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when all memory is taken."""
         encoded = codec.encode(args)
-        size = HEADER_SIZE + align(encoded.size) + self._room_for_reply(encoded.size)
         self.sweep()
-        slot = None if self._hungry else self.arena.acquire(size)
+        slot = None if self._hungry else self.arena.acquire(self._slot_size(encoded.size))
         if slot is None:
             raise self.overloaded()
         return self._write(slot, encoded)
 
-    def _room_for_reply(self, size: int) -> int:
-        return self._reply_room.get(size.bit_length()) or max(LEAST_REPLY_ROOM, min(size, FIRST_REPLY_ROOM))
+    def _slot_size(self, size: int) -> int:
+        """Bytes for header, an encoded request of `size` bytes, and its reply."""
+        room = self._reply_room.get(size.bit_length())
+        if room is None:
+            room = max(LEAST_REPLY_ROOM, min(size, FIRST_REPLY_ROOM))
+        return HEADER_SIZE + size + UNIT + room
 
-    def _write(self, slot: Slot, encoded: Any) -> Slot:
+    def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
         try:
-            reply_at = HEADER_SIZE + align(encoded.size)
-            HEADER.pack_into(
-                slot.segment.memory, slot.offset,
-                slot.gen, 0, 0, 0, 0, 0, encoded.size, reply_at, slot.size - reply_at, 0, 0,
-            )  # fmt: skip
-            encoded.write(slot.segment.memory, slot.offset + HEADER_SIZE)
+            memory, start, size = slot.segment.memory, slot.offset, encoded.size
+            reply_at = HEADER_SIZE + (size + UNIT - 1 & -UNIT)
+            room = (1 << slot.order) - reply_at
+            HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, reply_at, room, 0, 0)
+            encoded.write(memory, start + HEADER_SIZE)
         except BaseException:
             self._release(slot)
             raise
-        slot.length, slot.reply_at = encoded.size, reply_at
+        slot.length, slot.reply_at = size, reply_at
         return slot
 
     def send(self, slot: Slot, channel: NearChannel, deadline: float | None) -> None:
@@ -192,37 +191,60 @@ class Client:
             self._outstanding[slot.key] = slot
             return self._assign(slot)
 
+    def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
+        """`send` for several slots, each with its deadline."""
+        now = time.monotonic_ns()
+        with self._lock:
+            self._check_open()
+            for slot, deadline in slots:
+                slot.channel, slot.arrived = channel, now
+                slot.deadline = 0 if deadline is None else int(deadline * 1e9)
+                self._outstanding[slot.key] = slot
+            assigned = [(slot, self._assign(slot)) for slot, _ in slots]
+        self._send_assigned(assigned)
+
     def descriptor(self, slot: Slot) -> bytes:
+        link, unit = self.link, slot.offset // UNIT
         return DESCRIPTOR.pack(
-            self.link.client_number, slot.channel.number, slot.number, slot.offset // UNIT,
-            slot.gen, slot.arrived, slot.deadline,
-        )  # fmt: skip
+            link.client_number, slot.channel.number, slot.number, unit, slot.gen, slot.arrived, slot.deadline
+        )
 
     def collect(self, slot: Slot) -> Any:
         """The reply to a request that is done, or the exception that it ended in; frees the slot."""
         try:
-            if slot.error is not None:
-                raise slot.error
-            words, quads = slot.segment.words, slot.segment.quads
-            if not slot.gen % TRANSPORT_SAMPLE or slot.gen < FIRST_SAMPLES:
-                took = time.monotonic_ns() - quads[slot.quad + DONE_AT]
-                self.link.cells[self.link.row + board.TRANSPORT + board.bucket(took)] += 1
-            if slot.elsewhere is None:
-                memory, start = slot.segment.memory, slot.offset + slot.reply_at
-                size = quads[slot.quad + REPLY_SIZE]
-            else:
-                reply, size = slot.elsewhere
-                memory, start = reply.memory, 0
-                self._learn(slot.length.bit_length(), size)
-            status = words[slot.word + STATUS]
-            if status == ERROR:
-                raise codec.decode_error(memory, start, size)
-            if status == DROPPED:
-                raise self.timed_out(slot)
-            return codec.decode(memory, start, size)
+            segment = slot.segment
+            if slot.gen & TRANSPORT_SAMPLE == 1 or slot.gen < FIRST_SAMPLES:
+                self._time_reply(slot)
+            if slot.error is None and slot.elsewhere is None and segment.words[slot.word + STATUS] == OK:
+                size = segment.quads[slot.quad + REPLY_SIZE]
+                return codec.decode(segment.memory, slot.offset + slot.reply_at, size)
+            return self._collect_rare(slot)
         finally:
             self._leave(slot)
             self._release(slot)
+
+    def _collect_rare(self, slot: Slot) -> Any:
+        """The same for all but a result in the slot itself."""
+        if slot.error is not None:
+            raise slot.error
+        if slot.elsewhere is None:
+            memory, start = slot.segment.memory, slot.offset + slot.reply_at
+            size = slot.segment.quads[slot.quad + REPLY_SIZE]
+        else:
+            reply, size = slot.elsewhere
+            memory, start = reply.memory, 0
+            self._learn(slot.length.bit_length(), size)
+        status = slot.segment.words[slot.word + STATUS]
+        if status == ERROR:
+            raise codec.decode_error(memory, start, size)
+        if status == DROPPED:
+            raise self.timed_out(slot)
+        return codec.decode(memory, start, size)
+
+    def _time_reply(self, slot: Slot) -> None:
+        took = time.monotonic_ns() - slot.segment.quads[slot.quad + DONE_AT]
+        if slot.error is None:
+            self.link.cells[self.link.row + board.TRANSPORT + board.bucket(took)] += 1
 
     def abandon(self, slot: Slot) -> None:
         """Gives a request up. Its slot comes back once the worker is through with it."""
@@ -330,13 +352,7 @@ class Client:
                             return slot
                     remaining = None if deadline is None else deadline - time.monotonic()
                     if remaining is not None and remaining <= 0:
-                        raise RequestTimeoutError(
-                            f"no memory for the request within its timeout: {self.arena.mapped} bytes of shared "
-                            "memory hold "
-                            f"{len(self._outstanding)} requests that are pending. The model is too slow for what "
-                            "is sent to "
-                            "it, or shared_memory is too small"
-                        )
+                        raise self.out_of_memory()
                     pause = SWEEP_INTERVAL if self._abandoned else None
                     self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))
             finally:
@@ -356,7 +372,7 @@ class Client:
             waiting = [slot for slot in self._outstanding.values() if slot.worker is None and not slot.abandoned]
             waiting = [slot for slot in waiting if slot.error is None]
             assigned = [(slot, self._assign(slot)) for slot in waiting]
-        self._resend(assigned)
+        self._send_assigned(assigned)
         with self._changed:
             self._changed.notify_all()
 
@@ -381,7 +397,7 @@ class Client:
                 else:
                     assigned.append((slot, self._assign(slot)))
             pending = list(self._outstanding.values())
-        self._resend(assigned)
+        self._send_assigned(assigned)
         for slot in pending:
             if slot.done:  # failed just now, or answered by the dead worker without a wake-up
                 self._wake(slot)
@@ -403,7 +419,7 @@ class Client:
             slot.segment.words[slot.word + DONE_GEN] = gen
         self._wake(slot)
 
-    def _resend(self, assigned: list[tuple[Slot, Peer | None]]) -> None:
+    def _send_assigned(self, assigned: list[tuple[Slot, Peer | None]]) -> None:
         by_peer: dict[int, tuple[Peer, list[bytes]]] = {}
         for slot, peer in assigned:
             if peer is not None:
@@ -471,6 +487,13 @@ class Client:
         """Whether every slot is free."""
         self.sweep()
         return not self._outstanding and self.arena.free == self.arena.mapped
+
+    def out_of_memory(self) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"no memory for the request within its timeout: {self.arena.mapped} bytes of shared memory hold "
+            f"{len(self._outstanding)} requests that are pending. The model is too slow for what is sent to it, or "
+            "shared_memory is too small"
+        )
 
     def overloaded(self) -> OverloadedError:
         return OverloadedError(

@@ -13,9 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from batch_inference.client import Client
-from batch_inference.errors import BatchInferenceError, HostClosedError
+from batch_inference.errors import BatchInferenceError, HostClosedError, RequestTimeoutError
 from batch_inference.transport.arena import Slot
-from batch_inference.transport.channel import chunks
 from batch_inference.transport.wire import DONE_GEN, REPLY_SIZE
 
 LARGE = 1 << 20  # bytes that are copied in a helper thread rather than in the loop
@@ -28,7 +27,9 @@ class Loops:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._sides: dict[int, LoopSide] = {}
-        self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-helper")
+        self._fillers = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-fill")
+        # Apart from those, which may all be waiting for the memory that a reply gives back when it is collected.
+        self._collectors = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-collect")
 
     def side(self) -> LoopSide:
         """That of the running loop."""
@@ -43,21 +44,29 @@ class Loops:
         for side in list(self._sides.values()):
             side.close()
         self._sides.clear()
-        self._helpers.shutdown(wait=False)
+        self._fillers.shutdown(wait=False)
+        self._collectors.shutdown(wait=False)
 
     def _new_side(self, loop: asyncio.AbstractEventLoop) -> LoopSide:
         for key, side in list(self._sides.items()):
             if side.loop.is_closed():
-                self._client.link.retire(self._sides.pop(key).channel, side.loop)
-        return LoopSide(self._client, loop, self._helpers)
+                self._sides.pop(key).abandon()
+        return LoopSide(self._client, loop, self._fillers, self._collectors)
 
 
 class LoopSide:
-    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, helpers: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        client: Client,
+        loop: asyncio.AbstractEventLoop,
+        fillers: ThreadPoolExecutor,
+        collectors: ThreadPoolExecutor,
+    ) -> None:
         self.loop = loop
         self._client = client
-        self._helpers = helpers
-        self._waiting: dict[int, tuple[Slot, asyncio.Future[None]]] = {}
+        self._fillers = fillers
+        self._collectors = collectors
+        self._waiting: dict[int, tuple[Slot, asyncio.Future[Any]]] = {}
         self._outbox: list[tuple[Slot, int, float | None]] = []  # with the slot's gen
         self.channel = client.link.new_loop_channel(loop, self._answered)
 
@@ -65,8 +74,14 @@ class LoopSide:
         """From any thread."""
         try:
             self.loop.call_soon_threadsafe(self._close)
-        except RuntimeError:  # the loop is closed: nobody waits in it
-            self._client.link.retire(self.channel, self.loop)
+        except RuntimeError:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """After the loop was closed: nobody waits in it, though tasks may have been left in the middle of a request."""
+        for key in list(self._waiting):
+            self._client.abandon(self._waiting.pop(key)[0])
+        self._client.link.retire(self.channel, self.loop)
 
     def _close(self) -> None:
         self._flush()
@@ -78,31 +93,34 @@ class LoopSide:
         slot = self._client.fill_at_once(args, LARGE)
         if slot is None:
             slot = await self._fill_in_helper(args, deadline)
-        done = self.loop.create_future()
+        loop, outbox = self.loop, self._outbox
+        done = loop.create_future()
         self._waiting[slot.key] = slot, done
-        self._outbox.append((slot, slot.gen, deadline))
-        if len(self._outbox) == 1:
-            self.loop.call_soon(self._flush)
-        timer = None if deadline is None else self.loop.call_later(deadline - time.monotonic(), expire, done)
+        if not outbox:
+            loop.call_soon(self._flush)
+        outbox.append((slot, slot.gen, deadline))
+        timer = None
+        if deadline is not None:
+            timer = loop.call_later(deadline - time.monotonic(), self._expire, slot, done)
         try:
-            await done
-        except BaseException as error:
-            self._forget(slot)
-            late = self._client.timed_out(slot) if isinstance(error, _Expired) else None
-            self._client.abandon(slot)
-            if late is not None:
-                raise late from None
+            reply = await done
+        except (asyncio.CancelledError, GeneratorExit):
+            if done.done() and not done.cancelled():
+                done.exception()  # seen, as far as asyncio is concerned
+            if self._forget(slot, done):
+                self._client.abandon(slot)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        if slot.segment.quads[slot.quad + REPLY_SIZE] > LARGE or slot.elsewhere is not None:
+        if reply is _TO_BE_COLLECTED:
+            self._forget(slot, done)
             return await self._collect_in_helper(slot)
-        return self._client.collect(slot)
+        return reply
 
     async def _collect_in_helper(self, slot: Slot) -> Any:
         try:
-            collecting = self._helpers.submit(self._client.collect, slot)
+            collecting = self._collectors.submit(self._client.collect, slot)
         except RuntimeError:  # the host was stopped meanwhile
             return self._client.collect(slot)
         collecting.add_done_callback(lambda done: self._client.abandon(slot) if done.cancelled() else None)
@@ -110,12 +128,18 @@ class LoopSide:
 
     async def _fill_in_helper(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         try:
-            filling = self._helpers.submit(self._client.fill, args, deadline)
+            filling = self._fillers.submit(self._client.fill, args, deadline)
         except RuntimeError:
             raise HostClosedError("the host was stopped: start() it again to send more requests") from None
+        filled = asyncio.wrap_future(filling)
         try:
-            return await asyncio.wrap_future(filling)
-        except asyncio.CancelledError:
+            if deadline is not None:  # all helpers may be waiting for memory, some without a limit
+                await asyncio.wait([filled], timeout=max(0.0, deadline - time.monotonic()))
+                if not filled.done():
+                    raise self._client.out_of_memory()
+            return await filled
+        except (asyncio.CancelledError, RequestTimeoutError):
+            filled.cancel()
             filling.add_done_callback(self._release_filled)  # it may succeed yet
             raise
 
@@ -123,47 +147,56 @@ class LoopSide:
         if not filling.cancelled() and filling.exception() is None:
             self._client.abandon(filling.result())
 
-    def _forget(self, slot: Slot) -> None:
+    def _forget(self, slot: Slot, done: asyncio.Future[Any]) -> bool:
+        """Removes a request from those that wait; True for the one caller who does."""
         waiting = self._waiting.get(slot.key)
-        if waiting is not None and waiting[0] is slot:
-            del self._waiting[slot.key]
+        if waiting is None or waiting[1] is not done:
+            return False
+        del self._waiting[slot.key]
+        return True
 
     def _flush(self) -> None:
         """Sends the requests of this turn of the loop."""
         outbox, self._outbox = self._outbox, []
-        by_peer: dict[Any, list[bytes]] = {}
-        for slot, gen, deadline in outbox:
-            if slot.gen != gen or slot.key not in self._waiting:
-                continue  # given up before it was sent
-            try:
-                peer = self._client.enter(slot, self.channel, deadline)
-            except BatchInferenceError as error:
+        # A slot whose gen is another, or that nobody waits for, was given up before it was sent.
+        slots = [(slot, deadline) for slot, gen, deadline in outbox if slot.gen == gen and slot.key in self._waiting]
+        try:
+            self._client.send_all(slots, self.channel)
+        except BatchInferenceError as error:
+            for slot, _ in slots:
                 slot.error = error
-                self._answered([slot.key])
-                continue
-            if peer is not None:
-                by_peer.setdefault(peer, []).append(self._client.descriptor(slot))
-        for peer, descriptors in by_peer.items():
-            for chunk in chunks(descriptors):
-                self._client.link.send(peer, chunk)
+            self._answered([slot.key for slot, _ in slots])
 
     def _answered(self, keys: list[int]) -> None:
         """The slots with these keys may be done; their headers say whether they are."""
+        waiting, collect = self._waiting, self._client.collect
         for key in keys:
-            waiting = self._waiting.get(key)
-            if waiting is None:
+            entry = waiting.get(key)
+            if entry is None:
                 continue
-            slot, done = waiting
-            if slot.segment.words[slot.word + DONE_GEN] == slot.gen or slot.error is not None:
-                del self._waiting[key]
-                if not done.done():
-                    done.set_result(None)
+            slot, done = entry
+            if slot.segment.words[slot.word + DONE_GEN] != slot.gen and slot.error is None:
+                continue
+            if done.done():  # cancelled, or collected by a helper at this moment: its task sees to it
+                continue
+            if slot.error is None and (slot.elsewhere or slot.segment.quads[slot.quad + REPLY_SIZE] > LARGE):
+                done.set_result(_TO_BE_COLLECTED)
+                continue
+            del waiting[key]
+            try:
+                reply = collect(slot)
+            except StopIteration as error:  # which a future cannot hold
+                done.set_exception(RuntimeError(f"the model raised StopIteration: {error}"))
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(reply)
+
+    def _expire(self, slot: Slot, done: asyncio.Future[Any]) -> None:
+        if not done.done() and self._forget(slot, done):
+            error = self._client.timed_out(slot)
+            self._client.abandon(slot)
+            done.set_exception(error)
 
 
-class _Expired(Exception):
-    pass
-
-
-def expire(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_exception(_Expired())
+_TO_BE_COLLECTED = object()  # in place of a reply whose copying would hold up the loop

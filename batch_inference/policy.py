@@ -25,6 +25,7 @@ from typing import Protocol
 LADDER = tuple(25e-6 * 2**step for step in range(11))  # the deltas: 25 us .. 25.6 ms
 LEAST_FIXED_COST = 50e-6  # below it no wait that the kernel can time is short enough to gain
 MEMORY = 0.95  # how much of what was learned about costs is kept from batch to batch
+LEARNING_INTERVAL = 1e-3  # at the least; with shorter batches learning would cost more than it gains
 LEARNING = 0.2  # the weight of the newest batch in the shares
 OUTLIER = 4.0  # a batch may count for this many times what was expected of it: it may have been held up by others
 
@@ -115,6 +116,7 @@ class Returning:
         self._share = [0.0] * len(LADDER)
         self._completion: float | None = None
         self._replied = 0
+        self._learned = 0.0
         self._since: list[float] = []  # arrivals since the last completion
 
     def __repr__(self) -> str:
@@ -128,13 +130,14 @@ class Returning:
         self.costs.learn(size, seconds)
 
     def completed(self, time: float, requests: int) -> None:
-        if self._completion is not None and self._replied:
+        if self._completion is not None and self._replied and time - self._learned >= LEARNING_INTERVAL:
+            self._learned = time
             self._since.sort()  # several clients: descriptors may overtake each other
             for step, delta in enumerate(LADDER):
                 back = bisect.bisect_right(self._since, self._completion + delta)
                 self._share[step] += LEARNING * (min(1.0, back / self._replied) - self._share[step])
         self._completion, self._replied = time, requests
-        self._since = [arrival for arrival in self._since if arrival > time]
+        self._since.clear()
 
     def wait(self, queue: Queue, now: float) -> float:
         fixed, completion = self.costs.fixed, self._completion

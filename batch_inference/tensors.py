@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ Spec = tuple[str, str, tuple[int, ...]]
 _LARGE: Final = 32 * 1024
 
 _ndarray: Final = np.ndarray
+ARRAY: Final[type] = np.ndarray
 
 
 def _plain_dtypes() -> dict[np.dtype[Any], str]:
@@ -225,6 +226,27 @@ def copy(spec: Spec, memory: Any, offset: int) -> Any:
         return tables.module.from_numpy(np.ndarray(shape, numpy_dtype, memory, offset).copy())
     raw = np.ndarray((nbytes(spec),), np.uint8, memory, offset).copy()
     return tables.module.from_numpy(raw).view(dtype).view(shape)
+
+
+def pickles_as_sent(value: Any) -> bool:
+    """Whether pickle keeps the dtype and bytes of a tensor that has a spec: it makes strided big-endian arrays native,
+    and knows torch tensors only by way of torch's own files."""
+    return isinstance(value, _ndarray) and (value.dtype.isnative or value.flags.c_contiguous)
+
+
+def has_tobytes(spec: Spec) -> bool:
+    """Whether ``value.tobytes()`` gives the raw C-order bytes of a tensor of this spec."""
+    return spec[0] == "numpy"
+
+
+def reader(spec: Spec, *, lend: bool) -> Callable[[Any, int], Any]:
+    """`view` (with `lend`) or `copy` for one spec: a function of memory and offset that looks nothing up."""
+    if spec[0] != "numpy":
+        return functools.partial(view if lend else copy, spec)
+    shape, dtype = spec[2], _NUMPY_DTYPES[spec[1]]
+    if lend:
+        return lambda memory, offset: np.ndarray(shape, dtype, memory, offset)
+    return lambda memory, offset: np.ndarray(shape, dtype, memory, offset).copy()
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

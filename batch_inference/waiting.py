@@ -16,6 +16,8 @@ from batch_inference.transport import codec
 from batch_inference.transport.inbox import Incoming
 from batch_inference.transport.wire import ERROR
 
+REMEMBERED = 4096  # layouts
+
 
 class Request:
     """A request that waits in the worker."""
@@ -36,6 +38,12 @@ class Request:
     def fail(self, encoded_error: Any) -> None:
         self.incoming.reply(encoded_error, ERROR)
 
+    def unwanted(self, now: int) -> bool:
+        return self.incoming.unwanted(now)
+
+    def drop(self) -> None:
+        self.incoming.drop()
+
 
 class Part(Request):
     """One of the requests that a request larger than a batch was split into."""
@@ -54,30 +62,41 @@ class Part(Request):
     def fail(self, encoded_error: Any) -> None:
         self._whole.fail(encoded_error)
 
+    def unwanted(self, now: int) -> bool:
+        return self._whole.over or self.incoming.unwanted(now)
+
+    def drop(self) -> None:
+        self._whole.drop()
+
 
 class Whole:
     """A request that was split: answered when its last part is, failed when its first part fails."""
 
     def __init__(self, incoming: Incoming, batcher: Batcher, parts: int) -> None:
         self.incoming = incoming
-        self._over = False
+        self.over = False  # from then on the slot, and so the memory of parts that still wait, is the caller's again
         self._batcher = batcher
         self._responses: list[Any] = [None] * parts
         self._missing = parts
 
     def settle(self, index: int, response: Any) -> None:
-        if self._over:
+        if self.over:
             return
         self._responses[index] = own_copy(response)
         self._missing -= 1
         if not self._missing:
             self.incoming.reply(codec.encode(self._batcher.join(self._responses)))
-            self._over = True
+            self.over = True
 
     def fail(self, encoded_error: Any) -> None:
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self.incoming.reply(encoded_error, ERROR)
+
+    def drop(self) -> None:
+        if not self.over:
+            self.over = True
+            self.incoming.drop()
 
 
 def own_copy(response: Any) -> Any:
@@ -88,15 +107,35 @@ def own_copy(response: Any) -> Any:
     return codec.decode(memory, 0, len(memory), lend=True)
 
 
-def make_requests(incoming: Incoming, batcher: Batcher, max_batch_size: int) -> list[Request]:
-    """The request that arrived, in parts if it is larger than a batch. Calls the batcher's hooks, which may raise."""
-    args = incoming.decode(batcher.borrows)
-    size = batcher.size(args)
-    if size <= max_batch_size:
-        return [Request(incoming, args, size, batcher.kind(args))]
-    parts = batcher.split(args, max_batch_size)
-    whole = Whole(incoming, batcher, len(parts))
-    return [Part(whole, index, part, batcher.size(part), batcher.kind(part)) for index, part in enumerate(parts)]
+class Intake:
+    """Makes requests of what arrives, by the hooks of a batcher.
+
+    A batcher whose size and kind depend on nothing but structure, dtypes and shapes is asked once for each layout.
+    """
+
+    def __init__(self, batcher: Batcher, max_batch_size: int) -> None:
+        self._batcher = batcher
+        self._max_batch_size = max_batch_size
+        self._known: dict[codec.Layout, tuple[int, Hashable]] = {}
+        self._remembers = batcher.by_shape
+
+    def requests(self, incoming: Incoming) -> list[Request]:
+        """The request that arrived, in parts if it is larger than a batch. Calls hooks, which may raise."""
+        batcher = self._batcher
+        args, layout = incoming.decode(batcher.borrows)
+        known = None if layout is None else self._known.get(layout)
+        if known is None:
+            known = batcher.size(args), batcher.kind(args)
+            if layout is not None and self._remembers:
+                if len(self._known) >= REMEMBERED:
+                    self._known.clear()
+                self._known[layout] = known
+        size, kind = known
+        if size <= self._max_batch_size:
+            return [Request(incoming, args, size, kind)]
+        parts = batcher.split(args, self._max_batch_size)
+        whole = Whole(incoming, batcher, len(parts))
+        return [Part(whole, index, part, batcher.size(part), batcher.kind(part)) for index, part in enumerate(parts)]
 
 
 class Waiting:
@@ -134,8 +173,8 @@ class Waiting:
         size = 0
         while queue:
             request = queue[0]
-            if request.incoming.unwanted(now):
-                queue.popleft().incoming.drop()
+            if request.unwanted(now):
+                queue.popleft().drop()
                 continue
             size += request.size
             if batch and size > limit:

@@ -25,14 +25,16 @@ from typing import Any, NoReturn
 
 from batch_inference import logs, payload
 from batch_inference import statistics as board
-from batch_inference.batcher.batcher import Batcher
+from batch_inference.batcher.batcher import Batcher, model_arguments
 from batch_inference.batcher.multi_batcher import MultiBatcher
 from batch_inference.errors import BatcherError
 from batch_inference.options import WORKER_VARIABLE
 from batch_inference.transport import codec, handshake, segment
 from batch_inference.transport.handshake import Connection
 from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
-from batch_inference.waiting import Request, Waiting, make_requests, own_copy, summary
+from batch_inference.waiting import Intake, Request, Waiting, own_copy, summary
+
+WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
 
 class Worker:
@@ -47,6 +49,7 @@ class Worker:
         self._inbox = inbox
         self._cells = cells
         self._row = row
+        self._intake = Intake(recipe.batcher, recipe.max_batch_size)
         self._waiting = Waiting()
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
 
@@ -72,7 +75,7 @@ class Worker:
             self._overshoot += 0.1 * (time.monotonic() - asked - max(0.0, pause - self._overshoot) - self._overshoot)
         for incoming in arrived:
             try:
-                for request in make_requests(incoming, self._batcher, self._max_batch_size):
+                for request in self._intake.requests(incoming):
                     self._waiting.add(request)
                     self._policy.arrived(incoming.arrived / 1e9, request.size)
             except Exception as error:
@@ -107,10 +110,11 @@ class Worker:
             self._inbox.flush()
             return
         started = time.monotonic_ns()
-        waiting = self._row + board.WAITING
         for request in batch:
             request.incoming.start()
-            self._cells[waiting + board.bucket(started - request.incoming.arrived)] += 1
+        stride = 1 + len(batch) // WAITS_TIMED
+        for request in batch[::stride]:
+            self._cells[self._row + board.WAITING + board.bucket(started - request.incoming.arrived)] += stride
         self._run(batch, started)
         self._inbox.flush()
         now = time.monotonic()
@@ -192,7 +196,7 @@ def call_model(model: Any, batcher: Batcher, batched: Any) -> Any:
 
 
 def predict(model: Any, batched: Any) -> Any:
-    return model.predict_batch(*batched) if type(batched) is tuple else model.predict_batch(batched)
+    return model.predict_batch(*model_arguments(batched))
 
 
 def warm_up(model: Any, recipe: payload.Recipe) -> None:

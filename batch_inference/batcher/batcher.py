@@ -20,12 +20,17 @@ class Batcher:
     borrows = False
     """True promises that `batch` copies everything it uses, so that it may be lent views of the callers' memory."""
 
+    by_shape = False
+    """True promises that `size` and `kind` depend on nothing but the structure, dtypes and shapes of a request."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         """A subclass that brings its own `batch` does not inherit the promise of the one it replaces."""
         super().__init_subclass__(**options)
         owner = next(parent for parent in cls.__mro__ if "batch" in vars(parent))
         if cls.borrows and "borrows" not in vars(owner):
             cls.borrows = False
+        if cls.by_shape and {"size", "kind"} & set(vars(cls)) and "by_shape" not in vars(cls):
+            cls.by_shape = False
 
     def batch(self, requests: list[Request]) -> tuple[Any, Any]:
         """Merge requests into ``(batched_request, context)``.

@@ -27,6 +27,7 @@ class BucketSeqBatcher(SeqBatcher):
     """
 
     borrows = True
+    by_shape = True
     buckets: tuple[int, ...] = ()
     pad_to_bucket = False
 

@@ -39,6 +39,7 @@ class ConcatBatcher(Batcher):
     """
 
     borrows = True
+    by_shape = True
     batch_sizes: tuple[int, ...] = ()
 
     def __init__(self, *, batch_sizes: Sequence[int] | None = None, tensor: str | None = None) -> None:

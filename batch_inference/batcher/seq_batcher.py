@@ -30,6 +30,7 @@ class SeqBatcher(ConcatBatcher):
     """
 
     borrows = True
+    by_shape = True
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class Arena:
         self._free: list[list[Slot]] = [[] for _ in range(64)]
         self._parked: list[Slot] = []  # whole segments without pages, which `mapped` does not count
         self._lock = threading.Lock()
-        self._generations = itertools.count(1)
+        self._generations = itertools.count(1, 2)  # odd, so never 0 when they wrap around
 
     def __repr__(self) -> str:
         return f"<Arena {self.mapped} of at most {self.limit} bytes in {len(self.segments)} segments>"
@@ -110,14 +110,14 @@ class Arena:
             if found is None:
                 return None
             slot = found
-        slot.gen = next(self._generations) & GENERATIONS or next(self._generations) & GENERATIONS
+        slot.gen = next(self._generations) & GENERATIONS
         return slot
 
     def release(self, slot: Slot) -> None:
         """Takes back a slot that no worker will touch again."""
-        slot.channel = slot.worker = slot.error = slot.elsewhere = None
-        slot.tries = 0
-        slot.abandoned = False
+        if slot.error is not None or slot.elsewhere is not None or slot.abandoned or slot.tries:
+            slot.error = slot.elsewhere = None
+            slot.abandoned, slot.tries = False, 0
         self._free[slot.order].append(slot)
 
     @property

@@ -218,16 +218,16 @@ class FarPipeChannel:
     def __init__(self, fd: int) -> None:
         self._fd = reopen(fd, os.O_RDWR | os.O_NONBLOCK)
         os.close(fd)
-        self._posted: list[bytes] = []
+        self._posted: list[int] = []
 
     def post(self, segment: int, unit: int) -> None:
-        self._posted.append(ENTRY.pack(segment, 0, unit))
+        self._posted.append(segment | unit << 32)  # slot_key
 
     def flush(self) -> bool:
         """Sends what was posted; False when some is left."""
         while self._posted:
             try:
-                os.write(self._fd, b"".join(self._posted[:ENTRIES_PER_WRITE]))
+                os.write(self._fd, array("Q", self._posted[:ENTRIES_PER_WRITE]))
             except BlockingIOError:
                 return False
             del self._posted[:ENTRIES_PER_WRITE]

@@ -16,14 +16,15 @@ Only processes of one user on one machine read these bytes; nothing that came ov
 
 from __future__ import annotations
 
+import copyreg
 import io
 import mmap
 import pickle
 import struct
-import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import cloudpickle
 
@@ -40,25 +41,46 @@ _PICKLE_HEAD = struct.Struct("=IIQ")
 _REMEMBERED = 4096  # layouts per direction; forgotten all at once when there are more
 
 
-class Encoded:
-    """A value ready to be written: `size` bytes, by `write(memory, offset)`."""
+class Encoded(Protocol):
+    """A value ready to be written."""
+
+    size: int  # bytes
+
+    def write(self, memory: Memory, offset: int) -> None: ...
+
+
+class _Small:
+    """A value of few bytes, put together already: one copy then writes it."""
+
+    __slots__ = ("size", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def write(self, memory: Memory, offset: int) -> None:
+        memory[offset : offset + self.size] = self._data
+
+
+class _Large:
+    """A plain value whose tensors are copied straight to their places."""
 
     __slots__ = ("size", "_layout", "_leaves")
 
-    def __init__(self, layout: _Layout, leaves: tuple[Any, ...] | list[Any]) -> None:
+    def __init__(self, layout: Layout, leaves: Sequence[Any]) -> None:
         self._layout = layout
         self._leaves = leaves
         self.size = layout.size
 
     def write(self, memory: Memory, offset: int) -> None:
         layout = self._layout
-        memory[offset : offset + layout.head_size] = layout.head
+        memory[offset : offset + len(layout.head)] = layout.head
         for leaf, at in zip(self._leaves, layout.offsets):
             tensors.write(leaf, memory, offset + at)
 
 
 class _Pickled:
-    """The same for a value that goes through pickle."""
+    """A value that goes through pickle."""
 
     __slots__ = ("size", "_parts")
 
@@ -77,44 +99,70 @@ class _Pickled:
             at += len(part)
 
 
-class _Layout:
-    """Where everything lies in the bytes of a plain value of one structure, with given dtypes and shapes."""
+class Layout:
+    """Where everything lies in the bytes of a plain value of one structure, with given dtypes and shapes.
 
-    __slots__ = ("template", "specs", "offsets", "head", "head_size", "size", "single", "flat")
+    There is one object per layout that arrives, so it can stand for structure, dtypes and shapes as a key.
+    """
+
+    __slots__ = ("template", "offsets", "head", "size", "single", "flat", "views", "copies", "_fillers")
 
     def __init__(self, template: Any, specs: tuple[tensors.Spec, ...]) -> None:
         header = pickle.dumps((template, specs), protocol=5)
         self.template = template
-        self.specs = specs
         self.head = _U32.pack(len(header)) + header
-        self.head_size = len(self.head)
-        self.offsets = []
-        self.size = self.head_size
+        self.size = len(self.head)
+        self.offsets: list[int] = []
+        fillers = []  # what comes before each tensor
         for spec in specs:
-            self.offsets.append(align(self.size))
-            self.size = align(self.size) + tensors.nbytes(spec)
+            start = align(self.size)
+            fillers.append(bytes(start - self.size) if self.offsets else self.head.ljust(start, b"\0"))
+            self.offsets.append(start)
+            self.size = start + tensors.nbytes(spec)
         self.single = template is _LEAF
         self.flat = not self.single and template[0] == "tuple" and all(part is _LEAF for part in template[2])
+        small = self.size <= _SMALL and all(map(tensors.has_tobytes, specs))
+        self._fillers = fillers if small else None
+        self.views = [(tensors.reader(spec, lend=True), at) for spec, at in zip(specs, self.offsets)]
+        self.copies = [(tensors.reader(spec, lend=False), at) for spec, at in zip(specs, self.offsets)]
+
+    def decode(self, memory: Memory, offset: int, lend: bool) -> Any:
+        readers = self.views if lend else self.copies
+        if self.single:
+            read, at = readers[0]
+            return read(memory, offset + at)
+        leaves = [read(memory, offset + at) for read, at in readers]
+        return tuple(leaves) if self.flat else _build(self.template, iter(leaves))
+
+    def encode(self, leaves: Sequence[Any]) -> Encoded:
+        fillers = self._fillers
+        if fillers is None:
+            return _Large(self, leaves)
+        if len(fillers) == 1:
+            return _Small(fillers[0] + leaves[0].tobytes())
+        return _Small(b"".join([part for filler, leaf in zip(fillers, leaves) for part in (filler, leaf.tobytes())]))
 
 
-_by_value: dict[Any, _Layout] = {}
-_by_header: dict[bytes, _Layout] = {}
+_SMALL = 1 << 14
+
+_by_value: dict[Any, Layout] = {}
+_by_header: dict[bytes, Layout] = {}
 
 
-def encode(value: Any) -> Encoded | _Pickled:
+def encode(value: Any) -> Encoded:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
     if type(value) is tuple:  # a request: the arguments of predict
         specs: Any = tuple(map(tensors.spec, value))
         layout = _by_value.get(specs)
         if layout is not None:
-            return Encoded(layout, value)
+            return layout.encode(value)
         if specs and None not in specs:
-            return Encoded(_remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs), value)
+            return _remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs).encode(value)
     elif (spec := tensors.spec(value)) is not None:
         layout = _by_value.get(spec)
         if layout is None:
             layout = _remember(spec, _LEAF, (spec,))
-        return Encoded(layout, (value,))
+        return layout.encode((value,))
     leaves: list[Any] = []
     try:
         template = _flatten(value, leaves)
@@ -124,7 +172,7 @@ def encode(value: Any) -> Encoded | _Pickled:
     layout = _by_value.get((template, specs))
     if layout is None:
         layout = _remember((template, specs), template, specs)
-    return Encoded(layout, leaves)
+    return layout.encode(leaves)
 
 
 def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> Any:
@@ -133,37 +181,37 @@ def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> A
     Its tensors own their memory, or with `lend=True`, those of a plain value are views of `memory`.
     TransportError when the bytes are not what `encode` writes.
     """
+    layout = layout_at(memory, offset, length)
+    return _unpickle(memory, offset, length) if layout is None else layout.decode(memory, offset, lend)
+
+
+def layout_at(memory: Memory, offset: int, length: int) -> Layout | None:
+    """The layout of the plain value at `offset`; None if it was pickled. TransportError as for `decode`."""
     (head,) = _U32.unpack_from(memory, offset)
     if head == _PICKLED:
-        return _unpickle(memory, offset, length)
+        return None
     if head + 4 > length:
         raise TransportError(f"an encoded value of {length} bytes claims a header of {head}: the slot was overwritten")
     header = bytes(memory[offset + 4 : offset + 4 + head])
-    layout = _by_header.get(header)
-    if layout is None:
-        layout = _learn(header)
+    layout = _by_header.get(header) or _learn(header)
     if layout.size > length:
         raise TransportError(f"an encoded value of {length} bytes claims {layout.size}: the slot was overwritten")
-    read: Callable[[tensors.Spec, Memory, int], Any] = tensors.view if lend else tensors.copy
-    if layout.single:
-        return read(layout.specs[0], memory, offset + layout.offsets[0])
-    leaves = [read(spec, memory, offset + at) for spec, at in zip(layout.specs, layout.offsets)]
-    return tuple(leaves) if layout.flat else _build(layout.template, iter(leaves))
-
-
-def _remember(key: Any, template: Any, specs: Any) -> _Layout:
-    if len(_by_value) >= _REMEMBERED:
-        _by_value.clear()
-    layout = _by_value[key] = _Layout(template, specs)
     return layout
 
 
-def _learn(header: bytes) -> _Layout:
+def _remember(key: Any, template: Any, specs: Any) -> Layout:
+    if len(_by_value) >= _REMEMBERED:
+        _by_value.clear()
+    layout = _by_value[key] = Layout(template, specs)
+    return layout
+
+
+def _learn(header: bytes) -> Layout:
     if len(_by_header) >= _REMEMBERED:
         _by_header.clear()
     try:
         template, specs = pickle.loads(header)
-        layout = _by_header[header] = _Layout(template, specs)
+        layout = _by_header[header] = Layout(template, specs)
     except Exception as error:
         raise TransportError(
             f"the header of an encoded value cannot be read ({error}): the slot was overwritten"
@@ -203,28 +251,48 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, for classes and functions of __main__, with tensors as raw buffers on the host."""
 
     def reducer_override(self, obj: Any) -> Any:
-        spec = tensors.spec(obj)
-        if spec is None and tensors.is_tensor(obj):
-            tensors.check_sendable(obj)
-        elif spec is not None and spec[0] == "torch":
-            memory = bytearray(tensors.nbytes(spec))
-            tensors.write(obj, memory, 0)
-            return _rebuild, (spec, pickle.PickleBuffer(memory))
+        if tensors.is_tensor(obj):
+            if tensors.spec(obj) is None:
+                tensors.check_sendable(obj)
+            elif not tensors.pickles_as_sent(obj):
+                return _reduce_raw(obj)
         return super().reducer_override(obj)
+
+
+def _reduce_raw(tensor: Any) -> Any:
+    """A tensor by its spec and bytes, for what pickle would change."""
+    spec = tensors.spec(tensor)
+    assert spec is not None
+    memory = bytearray(tensors.nbytes(spec))
+    tensors.write(tensor, memory, 0)
+    return _rebuild, (spec, pickle.PickleBuffer(memory))
+
+
+def _reduce_array(array: Any) -> Any:
+    if tensors.spec(array) is None or tensors.pickles_as_sent(array):
+        return array.__reduce_ex__(5)
+    return _reduce_raw(array)
+
+
+_REDUCERS = ChainMap({tensors.ARRAY: _reduce_array}, copyreg.dispatch_table)
 
 
 def _rebuild(spec: tensors.Spec, memory: bytearray) -> Any:
     return tensors.view(spec, memory, 0)
 
 
-def _pickled(value: Any) -> _Pickled:
+def _pickled(value: Any) -> Encoded:
     if type(value) is tuple:
         value = tuple(dict(v) if isinstance(v, Mapping) and type(v) is not dict else v for v in value)
     buffers: list[pickle.PickleBuffer] = []
     data = b""
-    if "torch" not in sys.modules:  # the quick way: the C pickler, which knows no classes of __main__
+    if not tensors.torch_is_loaded():  # the quick way: the C pickler, which knows no classes of __main__
         try:
-            data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            stream = io.BytesIO()
+            pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
+            pickler.dispatch_table = _REDUCERS
+            pickler.dump(value)
+            data = stream.getvalue()
         except Exception:
             pass  # cloudpickle may still know how; if not, its error is the better one
     if not data or b"__main__" in data:
@@ -255,7 +323,7 @@ def _unpickle(memory: Memory, offset: int, length: int) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
-def encode_error(error: BaseException) -> Encoded | _Pickled:
+def encode_error(error: BaseException) -> Encoded:
     """An exception with its traceback as text, in whatever form can be read back in another process."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -83,16 +83,21 @@ class Incoming:
         self._word = self._unit * WORDS_PER_UNIT
         self._quad = self._unit * QUADS_PER_UNIT
 
-    def decode(self, lend: bool) -> tuple[Any, ...]:
-        """The arguments of the call; with `lend`, tensors are views of the caller's memory."""
-        length = self._segment.quads[self._quad + LENGTH]
+    def decode(self, lend: bool) -> tuple[tuple[Any, ...], codec.Layout | None]:
+        """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory."""
+        segment = self._segment
+        length = segment.quads[self._quad + LENGTH]
         start = self._unit * UNIT + HEADER_SIZE
-        if start + length > self._segment.size:
+        if start + length > segment.size:
             raise TransportError("a request claims to reach beyond its segment: the slot was overwritten")
-        value = codec.decode(self._segment.memory, start, length, lend=lend)
+        layout = codec.layout_at(segment.memory, start, length)
+        if layout is None:
+            value = codec.decode(segment.memory, start, length)
+        else:
+            value = layout.decode(segment.memory, start, lend)
         if type(value) is not tuple:
             raise TransportError("a request is not a tuple of arguments: the slot was overwritten")
-        return value
+        return value, layout
 
     def unwanted(self, now: int) -> bool:
         """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
@@ -102,15 +107,15 @@ class Incoming:
         """Marks the request as one that the model may see from now on."""
         self._segment.words[self._word + STARTED_GEN] = self._gen
 
-    def reply(self, encoded: Any, status: int = OK) -> None:
+    def reply(self, encoded: codec.Encoded, status: int = OK) -> None:
         """Writes an encoded value into the caller's slot, or beside it if it does not fit, and wakes the caller."""
         if self.peer.gone:
             return
-        at, room = self._segment.quads[self._quad + REPLY_AT], self._segment.quads[self._quad + REPLY_ROOM]
-        start = self._unit * UNIT + at
-        if encoded.size <= room and self._segment.holds(start, room):
-            encoded.write(self._segment.memory, start)
-            self._finish(status, encoded.size)
+        memory, quads, quad, size = self._segment.memory, self._segment.quads, self._quad, encoded.size
+        start = self._unit * UNIT + quads[quad + REPLY_AT]
+        if size <= quads[quad + REPLY_ROOM] and start + size <= self._segment.size:
+            encoded.write(memory, start)
+            self._finish(status, size)
         else:
             self._inbox.reply_elsewhere(self.peer, (self._number, self._unit, self._gen, status), encoded)
 
@@ -123,13 +128,13 @@ class Incoming:
             self._finish(DROPPED, 0)
 
     def _finish(self, status: int, size: int) -> None:
-        words, quads = self._segment.words, self._segment.quads
-        words[self._word + STATUS] = status
-        quads[self._quad + REPLY_SIZE] = size
-        quads[self._quad + DONE_AT] = time.monotonic_ns()
-        words[self._word + DONE_GEN] = self._gen  # last: from here on the slot is the client's again
-        self._channel.post(self._number, self._unit)
-        self._inbox.posted.add(self._channel)
+        segment, word, quad, channel = self._segment, self._word, self._quad, self._channel
+        segment.words[word + STATUS] = status
+        segment.quads[quad + REPLY_SIZE] = size
+        segment.quads[quad + DONE_AT] = time.monotonic_ns()
+        segment.words[word + DONE_GEN] = self._gen  # last: from here on the slot is the client's again
+        channel.post(self._number, self._unit)
+        self._inbox.posted.add(channel)
 
 
 class Inbox(Protocol):

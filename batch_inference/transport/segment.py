@@ -12,7 +12,7 @@ import mmap
 import os
 
 from batch_inference.errors import TransportError
-from batch_inference.transport.wire import UNIT
+from batch_inference.transport.wire import UNIT, align
 
 
 class Segment:
@@ -48,17 +48,18 @@ class Segment:
 
 
 def create(size: int) -> Segment:
-    """A new shared segment of `size` bytes of zeros, owned by this process. Pages cost memory when first touched."""
+    """A new shared segment of at least `size` bytes of zeros, ours. Pages cost memory when they are first touched."""
     import fcntl
 
     fd = os.memfd_create("batch_inference", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, size)
+        os.ftruncate(fd, align(size))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return Segment(mmap.mmap(fd, size), fd)
+        memory = mmap.mmap(fd, align(size))
     except BaseException:
         os.close(fd)
         raise
+    return Segment(memory, fd)
 
 
 def attach(fd: int) -> Segment:
@@ -81,4 +82,4 @@ def attach(fd: int) -> Segment:
 
 def private(size: int) -> Segment:
     """Memory of this process alone, for a worker that is a thread of it."""
-    return Segment(mmap.mmap(-1, size))
+    return Segment(mmap.mmap(-1, align(size)))
