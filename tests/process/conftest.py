@@ -1,6 +1,6 @@
 """Every process test ends as it began: no process, descriptor, thread, mapping or /dev/shm entry more than before.
 
-Tests that share the module's host are checked together, when the module ends: the host may keep channels and memory that
+Tests that share the host of their module are checked together, when the module ends: the host may keep what
 they made it open.
 """
 
