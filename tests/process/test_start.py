@@ -1,0 +1,187 @@
+"""What start() waits for and raises, and what a worker finds when it starts."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from batch_inference import BatchInferenceError, ConfigError, HostClosedError, ModelHost, ModelLoadError
+from batch_inference.batcher import ListBatcher
+from batch_inference.errors import RemoteTraceback
+from batch_inference.testing import Doubles, alive, wait_until
+
+ONE = np.ones((1, 2), "f")
+
+
+class Loads(Doubles):
+    """Writes its process id to a file, then does what it is told to while it loads."""
+
+    def __init__(self, pid_file=None, then=None):
+        super().__init__()
+        if pid_file is not None:
+            with open(pid_file, "w") as file:
+                file.write(str(os.getpid()))
+        if then is not None:
+            then()
+
+
+def fail():
+    print("about to fail")
+    raise OSError(5, "no such weights")
+
+
+def exit_3():
+    print("about to exit", flush=True)
+    os._exit(3)
+
+
+def leave():
+    raise SystemExit("leaving")
+
+
+def die(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def hang():
+    time.sleep(1000)
+
+
+def test_start_returns_when_the_model_is_ready(tmp_path) -> None:
+    with ModelHost(Loads)(str(tmp_path / "pid")) as host:
+        worker = host.statistics().workers[0]
+        assert (tmp_path / "pid").read_text() == str(worker.pid) and worker.state == "ready"
+        assert worker.pid != os.getpid()
+
+
+def test_a_constructor_that_raises_is_a_model_load_error_with_the_remote_traceback(tmp_path) -> None:
+    host = ModelHost(Loads)(str(tmp_path / "pid"), then=fail)
+    with pytest.raises(ModelLoadError, match="no such weights") as caught:
+        host.start()
+    assert "in fail" in str(caught.value) and "in fail" in str(caught.value.__cause__)
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert not alive(int((tmp_path / "pid").read_text()))
+    with pytest.raises(HostClosedError):
+        host.predict(ONE)
+    with pytest.raises(ModelLoadError):  # the second one is no other error
+        host.start()
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (exit_3, "exited with code 3"),
+        (leave, "leaving"),
+        (die(signal.SIGKILL), "SIGKILL"),
+        (die(signal.SIGSEGV), "SIGSEGV"),
+    ],
+)
+def test_a_process_that_dies_while_it_loads_is_a_model_load_error_that_says_how(then, said: str) -> None:
+    host = ModelHost(Loads)(then=then)
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        host.start()
+    if then is exit_3:
+        assert "about to exit" in str(caught.value)  # its last lines
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_process(tmp_path) -> None:
+    host = ModelHost(Loads, start_timeout=1.5)(str(tmp_path / "pid"), then=hang)
+    with pytest.raises(ModelLoadError, match=r"start_timeout=1\.5"):
+        host.start()
+    if (tmp_path / "pid").exists():  # it may not have come so far
+        pid = int((tmp_path / "pid").read_text() or 0)
+        wait_until(lambda: not pid or not alive(pid), 5)
+
+
+def test_a_model_that_cannot_be_unpickled_in_the_worker_is_a_model_load_error() -> None:
+    class Unpicklable(Doubles):
+        def __reduce__(self):
+            return int, ("not a number",)
+
+    with pytest.raises(ModelLoadError, match="not a number"):
+        ModelHost(model_obj=Unpicklable()).start()
+
+
+def test_a_failed_start_can_be_followed_by_one_that_works(tmp_path) -> None:
+    marker = tmp_path / "marker"
+
+    class NeedsFile(Doubles):
+        def __init__(self):
+            super().__init__()
+            marker.read_text()
+
+    host = ModelHost(NeedsFile)()
+    with pytest.raises(ModelLoadError, match="FileNotFoundError"):
+        host.start()
+    marker.touch()
+    with host:
+        assert host.predict(ONE).tolist() == [[2, 2]]
+
+
+# --- what the worker finds ------------------------------------------------------------------------------------------
+
+# numpy's BLAS reads it when it is loaded, so the worker must have had it before.
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+class Finds:
+    """The environment, the working directory and the place of the worker, as they are while the model is loaded."""
+
+    def __init__(self):
+        with open("/proc/self/environ") as file:  # as it was when the process began, before anything was imported
+            found = dict(entry.partition("=")[::2] for entry in file.read().split("\0"))
+        self.found = [found.get(name) for name in VARIABLES]
+        self.found += [os.getcwd(), os.getpid()]
+
+    def predict_batch(self, requests):
+        return [self.found for _ in requests]
+
+
+def test_thread_counts_and_devices_are_set_before_the_worker_imports_anything(monkeypatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    cores = len(os.sched_getaffinity(0))
+    with ModelHost(Finds, batcher=ListBatcher()) as host:
+        omp, mkl, cuda, cwd, _ = host.predict("")
+        assert 1 <= int(omp) == int(mkl) <= cores and cuda is None and cwd == os.getcwd()
+    with ModelHost(Finds, batcher=ListBatcher(), threads=7, devices=["cuda:1"]) as host:
+        assert host.predict("")[:3] == ["7", "7", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user has set holds
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-abc")
+    with ModelHost(Finds, batcher=ListBatcher(), devices=[0, "cuda:2", "cpu"]) as host:
+        seen = set()
+        for _ in range(30):
+            omp, _, cuda, *_ = host.predict("")
+            seen.add((omp, cuda))
+        assert seen == {("3", "4"), ("3", "GPU-abc"), ("3", "")}
+    with pytest.raises(ConfigError, match="device 3 does not exist"):
+        ModelHost(Finds, devices=[3]).start()
+
+
+def test_platforms_without_the_means_are_told_to_use_num_workers_0(monkeypatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(ConfigError, match=r"num_workers=0") as caught:
+        ModelHost(Doubles).start()
+    assert isinstance(caught.value, BatchInferenceError) and "memfd_create" in str(caught.value)
+
+
+def test_an_application_with_open_files_far_above_1023_can_host_a_model() -> None:
+    """select() takes no descriptor above 1023; the worker's are low, the application uses poll."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 3000:
+        pytest.skip("not enough descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+    try:
+        with ModelHost(Doubles) as host:
+            assert host.predict(ONE).tolist() == [[2, 2]]
+            assert host.submit(ONE).result(30).tolist() == [[2, 2]]
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
