@@ -320,6 +320,8 @@ class Link:
             if not handshake.readable(self._supervisor, DEATH_TIMEOUT):
                 raise TransportError(f"the connection to the supervisor, which lives on, is lost: {error}") from None
         if handshake.readable(self._supervisor, 0.0):
+            with contextlib.suppress(ConnectionLostError):
+                self._hear()  # its last words, said after we listened
             self._supervisor_died()
 
     def _hear(self) -> None:

@@ -15,26 +15,34 @@ import os
 import queue
 import select
 import socket
+import struct
 import threading
 from typing import Any
 
 from batch_inference.transport.handshake import shorten
 
+PATIENCE = 1  # seconds that a record waits for its reader
 _SKIPPED = ("args", "exc_info", "msg")
 
 
 class DatagramHandler(logging.Handler):
-    """Sends records through a datagram socket, as JSON; drops one rather than wait for ever or raise."""
+    """Sends records through a datagram socket, as JSON; drops one rather than wait for long or raise.
+
+    The kernel holds ten of them or so. A burst waits for its reader; while nobody reads, only its first record waits.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", PATIENCE, 0))
         self._socket = sock
+        self._flags = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._socket.send(pack_record(record), socket.MSG_DONTWAIT)
+            self._socket.send(pack_record(record), self._flags)
+            self._flags = 0
         except BlockingIOError:
-            pass  # more records than anybody reads
+            self._flags = socket.MSG_DONTWAIT
         except Exception:
             self.handleError(record)
 

@@ -36,6 +36,7 @@ from batch_inference.transport.wire import VERSION
 FIRST_CLIENT_TIMEOUT = 3.0  # seconds until somebody must have joined: whoever elected us may be dead
 QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
 RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
+LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
 TAIL_LINES = 20
 MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
 
@@ -103,7 +104,9 @@ class Supervisor:
                 heapq.heappop(self._timers)[2]()
             self._watch_for_room()
         kill_orphans(None)
+        deadline = time.monotonic() + LAST_WORDS_TIMEOUT
         for client in list(self._clients.values()):
+            client.connection.flush_until(deadline)
             self._drop(client)
 
     # --- clients --------------------------------------------------------------------------------------------------
@@ -208,8 +211,17 @@ class Supervisor:
 
     def _farewell(self, client: Client) -> None:
         last = sum(other.row >= 0 for other in self._clients.values()) == 1
-        client.connection.send({"type": "bye", "ending": last and not self._settings["linger"]})
-        self._drop(client)
+        ending = last and not self._settings["linger"]
+        for worker in self._workers:
+            if worker.process is not None:  # what was printed and logged while the client was here
+                self._copy_output(worker)
+                self._copy_log(worker)
+        client.connection.send({"type": "bye", "ending": ending})
+        if ending:  # the client stays to hear what the workers say when they close their models
+            self._tell_workers({"type": "gone", "client": client.number})
+            self._stop()
+        else:
+            self._drop(client)
 
     def _drop(self, client: Client) -> None:
         """Forgets a client that has left, died or broken the rules."""

@@ -82,6 +82,15 @@ class Connection:
             for fd in self._queue.popleft()[1]:
                 os.close(fd)
 
+    def flush_until(self, deadline: float) -> None:
+        """Sends what waits, until `deadline` (CLOCK_MONOTONIC) at most; what cannot be sent any more is let go."""
+        poll = select.poll()
+        poll.register(self, select.POLLOUT)
+        with contextlib.suppress(ConnectionLostError):
+            self.flush()
+            while self.pending and poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                self.flush()
+
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message with its descriptors, or None when there is none now; ConnectionLostError at the end."""
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
