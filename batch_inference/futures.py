@@ -9,6 +9,7 @@ import heapq
 import itertools
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,6 +27,7 @@ class Futures:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._channel = client.link.new_key_channel()
+        self._weak = weakref.ref(self)
 
     def submit(self, args: tuple[Any, ...], timeout: float | None) -> Future[Any]:
         """Sends a request; OverloadedError when there is no memory for it now. Never blocks."""
@@ -49,7 +51,8 @@ class Futures:
             raise
         if earliest:
             self._channel.wake(slot.key)  # the thread sleeps until a later deadline
-        future.add_done_callback(lambda future: self._cancelled(slot, future))
+        weak, key = self._weak, slot.key  # a future that the application keeps shall not keep our memory
+        future.add_done_callback(lambda future: cancelled(weak, key) if future.cancelled() else None)
         return future
 
     def close(self) -> None:
@@ -85,7 +88,7 @@ class Futures:
         try:
             result = self._client.collect(slot)
         except BaseException as error:
-            future.set_exception(error)
+            future.set_exception(error.with_traceback(None))  # its frames hold the client
         else:
             future.set_result(result)
 
@@ -99,9 +102,11 @@ class Futures:
                 self._client.abandon(slot)
                 future.set_exception(error)
 
-    def _cancelled(self, slot: Slot, future: Future[Any]) -> None:
-        if future.cancelled() and self._take(slot, future):
-            self._client.abandon(slot)
+    def cancelled(self, key: int) -> None:
+        """The future of the slot with this key was cancelled, perhaps."""
+        waiting = self._waiting.get(key)
+        if waiting is not None and waiting[1].cancelled() and self._take(*waiting):
+            self._client.abandon(waiting[0])
 
     def _take(self, slot: Slot, future: Future[Any]) -> bool:
         """Removes a future from those that are waited for; True for the one caller who does."""
@@ -110,4 +115,12 @@ class Futures:
             if waiting is None or waiting[1] is not future:
                 return False
             del self._waiting[slot.key]
+            if self._closing:
+                self._channel.wake(0)  # the thread may wait for just this one
             return True
+
+
+def cancelled(futures: weakref.ref[Futures], key: int) -> None:
+    owner = futures()
+    if owner is not None:
+        owner.cancelled(key)

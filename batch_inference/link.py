@@ -346,7 +346,7 @@ class Link:
             elif message["type"] == "bye":
                 if not message["ending"]:
                     self._disconnect()
-                    reap_later()
+                    reap_later(self._supervisor_pid)
             else:
                 self._relay.put(message)
 
@@ -463,8 +463,8 @@ def reap() -> None:
     _launched[:] = [process for process in _launched if process.poll() is None]
 
 
-def reap_later() -> None:
-    """Leaves no zombie of a supervisor that goes on without this process, which had started it."""
-    while _launched:
-        process = _launched.pop()
+def reap_later(pid: int) -> None:
+    """Leaves no zombie of a supervisor that goes on without this process, if it was this one that started it."""
+    for process in [process for process in _launched if process.pid == pid]:
+        _launched.remove(process)
         threading.Thread(target=process.wait, name="batch_inference-reaper", daemon=True).start()
