@@ -26,7 +26,7 @@ from batch_inference.errors import (
     WorkerDiedError,
 )
 from batch_inference.transport import codec
-from batch_inference.transport.arena import Arena, Slot
+from batch_inference.transport.arena import Arena, Slot, order_of
 from batch_inference.transport.channel import KeyChannel, NearChannel, WaitChannel, chunks
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import (
@@ -46,6 +46,7 @@ from batch_inference.transport.wire import (
 )
 
 MAX_TRIES = 3
+ORDERS_REMEMBERED = 4096
 LEAST_REPLY_ROOM = 256
 FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
 TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
@@ -90,6 +91,7 @@ class Client:
         self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
         self._hungry: deque[object] = deque()  # who waits for memory, in order of arrival
         self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
+        self._orders: dict[int, int] = {}  # of slots, by the encoded request's size; follows from _reply_room
         self._thread_channels: list[WaitChannel] = []
         self.link = make_link(self)
         self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
@@ -133,26 +135,40 @@ class Client:
     def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         """A slot with the encoded request in it; waits for memory until `deadline` (CLOCK_MONOTONIC)."""
         encoded = codec.encode(args)
-        size = self._slot_size(encoded.size)
-        slot = None if self._hungry else self.arena.acquire(size)
-        return self._write(slot or self._wait_for_memory(size, deadline), encoded)
+        slot = self._free_slot(encoded)
+        if slot is None:
+            slot = self._wait_for_memory(self._slot_size(encoded.size), deadline)
+        return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
         """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
         encoded = codec.encode(args)
-        if encoded.size > most or self._hungry:
+        if encoded.size > most:
             return None
-        slot = self.arena.acquire(self._slot_size(encoded.size), grow=False)
+        slot = self._free_slot(encoded)
+        if slot is None and not self._hungry:
+            slot = self.arena.acquire(self._slot_size(encoded.size), grow=False)
         return slot and self._write(slot, encoded)
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when all memory is taken."""
         encoded = codec.encode(args)
         self.sweep()
-        slot = None if self._hungry else self.arena.acquire(self._slot_size(encoded.size))
+        slot = self._free_slot(encoded)
+        if slot is None and not self._hungry:
+            slot = self.arena.acquire(self._slot_size(encoded.size))
         if slot is None:
             raise self.overloaded()
         return self._write(slot, encoded)
+
+    def _free_slot(self, encoded: codec.Encoded) -> Slot | None:
+        """A slot of the right size if one is free as it is and nobody waits for memory."""
+        order = self._orders.get(encoded.size)
+        if order is None:
+            if len(self._orders) >= ORDERS_REMEMBERED:
+                self._orders.clear()
+            order = self._orders[encoded.size] = order_of(self._slot_size(encoded.size))
+        return None if self._hungry else self.arena.pop(order)
 
     def _slot_size(self, size: int) -> int:
         """Bytes for header, an encoded request of `size` bytes, and its reply."""
@@ -336,6 +352,7 @@ class Client:
         if 1 << (2 * HEADER_SIZE + (1 << order) + room).bit_length() > self.arena.limit:
             room = LEAST_REPLY_ROOM  # its replies come in memory of their own
         self._reply_room[order] = room
+        self._orders.clear()
 
     def _wait_for_memory(self, size: int, deadline: float | None) -> Slot:
         """Waits, first come first served, until a slot of `size` bytes is free."""

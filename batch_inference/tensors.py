@@ -26,7 +26,7 @@ Spec = tuple[str, str, tuple[int, ...]]
 _LARGE: Final = 32 * 1024
 
 _ndarray: Final = np.ndarray
-ARRAY: Final[type] = np.ndarray
+ARRAY: Final[Any] = np.ndarray
 
 
 def _plain_dtypes() -> dict[np.dtype[Any], str]:

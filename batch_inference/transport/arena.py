@@ -18,11 +18,16 @@ from typing import Any
 
 from batch_inference.errors import RequestTooLargeError
 from batch_inference.transport.segment import Segment
-from batch_inference.transport.wire import DONE_GEN, HEADER_SIZE, QUADS_PER_UNIT, UNIT, WORDS_PER_UNIT, slot_key
+from batch_inference.transport.wire import DONE_GEN, QUADS_PER_UNIT, UNIT, WORDS_PER_UNIT, slot_key
 
 MIN_ORDER = 10
 FIRST_SEGMENT_ORDER = 20
 GENERATIONS = 0xFFFF_FFFF
+
+
+def order_of(nbytes: int) -> int:
+    """log2 of the size of the slots for a request and reply of `nbytes` together, header included."""
+    return max(MIN_ORDER, (nbytes - 1).bit_length())
 
 
 class Slot:
@@ -98,18 +103,22 @@ class Arena:
         return f"<Arena {self.mapped} of at most {self.limit} bytes in {len(self.segments)} segments>"
 
     def acquire(self, nbytes: int, *, grow: bool = True) -> Slot | None:
-        """A slot for a request and reply of `nbytes` together, or None when there is no room now.
+        """A slot for header, request and reply of `nbytes` together, or None when there is no room now.
 
         RequestTooLargeError when there can never be. With `grow=False` only memory that is mapped already is used.
         """
-        order = max(MIN_ORDER, (nbytes + HEADER_SIZE - 1).bit_length())
+        order = order_of(nbytes)
+        slot = self.pop(order) or self._acquire_slowly(order, nbytes, grow)
+        if slot is not None:
+            slot.gen = next(self._generations) & GENERATIONS
+        return slot
+
+    def pop(self, order: int) -> Slot | None:
+        """A slot of 2**order bytes if one is free as it is."""
         try:
             slot = self._free[order].pop()
         except IndexError:
-            found = self._acquire_slowly(order, nbytes, grow)
-            if found is None:
-                return None
-            slot = found
+            return None
         slot.gen = next(self._generations) & GENERATIONS
         return slot
 

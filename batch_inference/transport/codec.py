@@ -146,22 +146,37 @@ class Layout:
 _SMALL = 1 << 14
 
 _by_value: dict[Any, Layout] = {}
+_by_array: dict[Any, Layout] = {}  # quicker keys for the two commonest values: one array,
+_by_only_argument: dict[Any, Layout] = {}  # and a request of one array
 _by_header: dict[bytes, Layout] = {}
 
 
 def encode(value: Any) -> Encoded:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
-    if type(value) is tuple:  # a request: the arguments of predict
+    if type(value) is tensors.ARRAY:  # mostly a reply
+        layout = _by_array.get((value.dtype, value.shape))
+        if layout is not None:
+            return layout.encode((value,))
+    elif type(value) is tuple:  # a request: the arguments of predict
+        if len(value) == 1 and type(value[0]) is tensors.ARRAY:
+            layout = _by_only_argument.get((value[0].dtype, value[0].shape))
+            if layout is not None:
+                return layout.encode(value)
         specs: Any = tuple(map(tensors.spec, value))
         layout = _by_value.get(specs)
         if layout is not None:
             return layout.encode(value)
         if specs and None not in specs:
-            return _remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs).encode(value)
-    elif (spec := tensors.spec(value)) is not None:
+            layout = _remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs)
+            if len(specs) == 1 and type(value[0]) is tensors.ARRAY:
+                _by_only_argument[value[0].dtype, value[0].shape] = layout
+            return layout.encode(value)
+    if (spec := tensors.spec(value)) is not None:
         layout = _by_value.get(spec)
         if layout is None:
             layout = _remember(spec, _LEAF, (spec,))
+            if type(value) is tensors.ARRAY:
+                _by_array[value.dtype, value.shape] = layout
         return layout.encode((value,))
     leaves: list[Any] = []
     try:
@@ -201,7 +216,8 @@ def layout_at(memory: Memory, offset: int, length: int) -> Layout | None:
 
 def _remember(key: Any, template: Any, specs: Any) -> Layout:
     if len(_by_value) >= _REMEMBERED:
-        _by_value.clear()
+        for remembered in (_by_value, _by_array, _by_only_argument):
+            remembered.clear()
     layout = _by_value[key] = Layout(template, specs)
     return layout
 

@@ -74,14 +74,15 @@ class Incoming:
         "_channel",
     )
 
-    def __init__(self, inbox: Inbox, peer: Peer, descriptor: Descriptor) -> None:
-        _, channel, self._number, self._unit, self._gen, self.arrived, self.deadline = descriptor
+    def __init__(self, inbox: Inbox, peer: Peer, segment: Segment, channel: FarChannel, descriptor: Descriptor) -> None:
+        _, _, self._number, unit, self._gen, self.arrived, self.deadline = descriptor
         self.peer = peer
         self._inbox = inbox
-        self._segment = peer.segments[self._number]
-        self._channel = peer.channels[channel]
-        self._word = self._unit * WORDS_PER_UNIT
-        self._quad = self._unit * QUADS_PER_UNIT
+        self._segment = segment
+        self._channel = channel
+        self._unit = unit
+        self._word = unit * WORDS_PER_UNIT
+        self._quad = unit * QUADS_PER_UNIT
 
     def decode(self, lend: bool) -> tuple[tuple[Any, ...], codec.Layout | None]:
         """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory."""
@@ -182,16 +183,17 @@ class RemoteInbox:
         return [incoming for descriptor in descriptors if (incoming := self._open(descriptor)) is not None]
 
     def _open(self, descriptor: Descriptor) -> Incoming | None:
-        client, channel, number, unit, gen, _, _ = descriptor
-        peer = self._peers.get(client)
-        memory = None if peer is None else peer.segments.get(number)
-        if peer is None or memory is None or channel not in peer.channels:
+        client, number, segment_number, unit, gen, _, _ = descriptor
+        try:
+            peer = self._peers[client]
+            memory, channel = peer.segments[segment_number], peer.channels[number]
+        except KeyError:
             if client not in self._gone:
                 self._parked.append(descriptor)
             return None
-        if not memory.holds(unit * UNIT, HEADER_SIZE) or memory.words[unit * WORDS_PER_UNIT + GEN] != gen:
+        if (unit + 1) * UNIT > memory.size or memory.words[unit * WORDS_PER_UNIT + GEN] != gen:
             return None
-        return Incoming(self, peer, descriptor)
+        return Incoming(self, peer, memory, channel, descriptor)
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         number, unit, gen, status = slot
@@ -271,7 +273,12 @@ class LocalInbox:
         self._deliver = deliver
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        return [Incoming(self, self._peer, descriptor) for descriptor in self._pipe.read(timeout) if descriptor[4]]
+        segments, channels = self._peer.segments, self._peer.channels
+        return [
+            Incoming(self, self._peer, segments[descriptor[2]], channels[descriptor[1]], descriptor)
+            for descriptor in self._pipe.read(timeout)
+            if descriptor[4]
+        ]
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         reply = segment.private(max(1, encoded.size))
