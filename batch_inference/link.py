@@ -319,7 +319,7 @@ class Link:
         except ConnectionLostError as error:
             if not handshake.readable(self._supervisor, DEATH_TIMEOUT):
                 raise TransportError(f"the connection to the supervisor, which lives on, is lost: {error}") from None
-        if handshake.readable(self._supervisor, 0.0):
+        if self._connection is not None and handshake.readable(self._supervisor, 0.0):
             with contextlib.suppress(ConnectionLostError):
                 self._hear()  # its last words, said after we listened
             self._supervisor_died()
@@ -329,7 +329,9 @@ class Link:
         assert connection is not None
         with self._lock:
             connection.flush()
-        while self._connection is connection and (received := connection.receive()) is not None:
+        for _ in range(1000):  # more than a socket holds, and an end, for who waits for room in a pipe meanwhile
+            if self._connection is not connection or (received := connection.receive()) is None:
+                break
             message, fds = received
             if message["type"] == "ready":
                 self._worker_ready(message, fds)
