@@ -302,7 +302,7 @@ def test_memory_of_a_call_that_gave_up_goes_to_who_waits_for_it(tmp_path: Path) 
     large = np.ones((1, 5 << 16), np.int64)  # 2.5 MiB: two do not fit
     with ModelHost(Blocks, shared_memory=4 << 20)(str(tmp_path / "entered"), str(tmp_path / "gate")) as host:
         with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(host.predict, large, timeout=0.5)
+            first = pool.submit(host.predict, large, timeout=2)
             wait_until((tmp_path / "entered").exists)
             second = pool.submit(host.predict, large, timeout=None)  # waits for the memory of the first
             assert isinstance(first.exception(30), RequestTimeoutError)
@@ -325,7 +325,7 @@ def test_a_call_that_timed_out_leaves_no_wrong_answer_and_what_waited_is_never_r
 
     with ModelHost(Blocks, max_batch_size=100)(str(entered), str(gate), str(notes)) as host:
         with pytest.raises(RequestTimeoutError, match="model was running it") as caught:
-            host.predict(request(1), timeout=0.5)
+            host.predict(request(1), timeout=2)
         assert isinstance(caught.value, TimeoutError) and entered.exists()
         for number, ask in enumerate(
             [
@@ -353,7 +353,7 @@ def test_a_call_that_timed_out_leaves_no_wrong_answer_and_what_waited_is_never_r
 
 def test_the_hosts_timeout_holds_where_the_call_does_not_say(tmp_path: Path) -> None:
     with ModelHost(Blocks, timeout=0.05)(str(tmp_path / "entered"), str(tmp_path / "gate")) as host:
-        with pytest.raises(RequestTimeoutError, match=r"no answer within 0\.\d+ s"):
+        with pytest.raises(RequestTimeoutError, match=r"no answer within \d\.\d+ s"):
             host.predict(request(1))
         with pytest.raises(RequestTimeoutError):
             asyncio.run(host.apredict(request(1)))
@@ -379,7 +379,7 @@ def test_a_timeout_says_how_long_the_caller_waited(timeout: float, shared_host: 
             lambda: asyncio.run(ask()),
             lambda: shared_host.submit(request(2), timeout=timeout).result(10),
         ):
-            with pytest.raises(RequestTimeoutError, match=r"no answer within 0\.\d+ s"):
+            with pytest.raises(RequestTimeoutError, match=r"no answer within \d\.\d+ s"):
                 call()
     check(shared_host.predict(request(3)), 3)
     all_slots_are_back(shared_host)
