@@ -40,13 +40,16 @@ from batch_inference.transport.wire import (
     HEADER_SIZE,
     OK,
     REPLY_SIZE,
+    STARTED_AFTER,
     STARTED_GEN,
     STATUS,
+    TICK,
     UNIT,
 )
 
 MAX_TRIES = 3
 ORDERS_REMEMBERED = 4096
+COUNT_INTERVAL = 64  # requests between counts of what other clients have pending
 LEAST_REPLY_ROOM = 256
 FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
 TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
@@ -74,6 +77,7 @@ class ClientLink(Protocol):
     def new_loop_channel(self, loop: Any, deliver: Callable[[list[int]], None], /) -> NearChannel: ...
     def retire(self, channel: Any, loop: Any, /) -> None: ...
     def send(self, peer: Any, descriptors: bytes, /) -> None: ...
+    def configure(self, limits: board.Limits, /) -> None: ...
     def statistics(self) -> board.Statistics: ...
     def close(self) -> None: ...
 
@@ -89,7 +93,10 @@ class Client:
         self._counts = [0] * board.MAX_WORKERS  # outstanding requests per worker
         self._over: BatchInferenceError | None = None  # why no request is taken any more
         self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
-        self._hungry: deque[object] = deque()  # who waits for memory, in order of arrival
+        self._hungry: deque[object] = deque()  # who waits for room, in order of arrival
+        self._others = self._until_count = (
+            0  # requests of other clients when last counted; requests until the next time
+        )
         self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
         self._orders: dict[int, int] = {}  # of slots, by the encoded request's size; follows from _reply_room
         self._thread_channels: list[WaitChannel] = []
@@ -98,10 +105,10 @@ class Client:
 
     # --- predict --------------------------------------------------------------------------------------------------
 
-    def predict(self, args: tuple[Any, ...], timeout: float | None) -> Any:
+    def predict(self, args: tuple[Any, ...], timeout: float | None, block: bool) -> Any:
         """Sends one request and waits for its reply. RequestTimeoutError after `timeout` seconds (None: no limit)."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        slot = self.fill(args, deadline)
+        slot = self.fill(args, deadline) if block else self.fill_without_waiting(args)
         channel = None
         try:
             channel = self._borrow_channel()
@@ -133,11 +140,11 @@ class Client:
     # --- the life of a request ------------------------------------------------------------------------------------
 
     def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
-        """A slot with the encoded request in it; waits for memory until `deadline` (CLOCK_MONOTONIC)."""
+        """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC)."""
         encoded = codec.encode(args)
         slot = self._free_slot(encoded)
         if slot is None:
-            slot = self._wait_for_memory(self._slot_size(encoded.size), deadline)
+            slot = self._wait_for_room(self._slot_size(encoded.size), deadline)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
@@ -146,29 +153,37 @@ class Client:
         if encoded.size > most:
             return None
         slot = self._free_slot(encoded)
-        if slot is None and not self._hungry:
+        if slot is None and not self._hungry and not self._crowded():
             slot = self.arena.acquire(self._slot_size(encoded.size), grow=False)
         return slot and self._write(slot, encoded)
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
-        """The same without waiting for anybody: OverloadedError when all memory is taken."""
+        """The same without waiting for anybody: OverloadedError when there is no room."""
         encoded = codec.encode(args)
         self.sweep()
         slot = self._free_slot(encoded)
-        if slot is None and not self._hungry:
+        if slot is None and not self._hungry and not self._crowded():
             slot = self.arena.acquire(self._slot_size(encoded.size))
         if slot is None:
             raise self.overloaded()
         return self._write(slot, encoded)
 
     def _free_slot(self, encoded: codec.Encoded) -> Slot | None:
-        """A slot of the right size if one is free as it is and nobody waits for memory."""
+        """A slot of the right size if one is free as it is, nobody waits for room, and there may be more requests."""
         order = self._orders.get(encoded.size)
         if order is None:
             if len(self._orders) >= ORDERS_REMEMBERED:
                 self._orders.clear()
             order = self._orders[encoded.size] = order_of(self._slot_size(encoded.size))
-        return None if self._hungry else self.arena.pop(order)
+        return None if self._hungry or self._crowded() else self.arena.pop(order)
+
+    def _crowded(self) -> bool:
+        """Whether `max_pending` requests are pending, over all clients. The others' are counted now and then."""
+        most = self.link.cells[board.MAX_PENDING]
+        self._until_count -= 1
+        if self._until_count > 0 and len(self._outstanding) + self._others < most:
+            return False
+        return bool(self._pending() >= most)
 
     def _slot_size(self, size: int) -> int:
         """Bytes for header, an encoded request of `size` bytes, and its reply."""
@@ -296,17 +311,24 @@ class Client:
                 self._abandoned.append(slot)
 
     def timed_out(self, slot: Slot) -> RequestTimeoutError:
-        words, waited = slot.segment.words, (time.monotonic_ns() - slot.arrived) / 1e9
+        words, age = slot.segment.words, (time.monotonic_ns() - slot.arrived) / 1e9
         if slot.worker is None:
             where = "no worker was ready to take it: the model is loading, or its worker is being restarted"
         elif words[slot.word + STARTED_GEN] == slot.gen:
-            where = "the model was running it: the timeout is shorter than a batch takes"
+            waited = words[slot.word + STARTED_AFTER] * TICK / 1e9
+            where = (
+                f"it waited {waited:.3f} s for its batch and the model has run it for "
+                f"{max(0.0, age - waited):.3f} s: the "
+                "timeout is shorter than waiting and a batch take"
+            )
         else:
             where = (
                 "it was still waiting for its batch: more arrives than the model can do, or one batch takes very long"
             )
         return RequestTimeoutError(
-            f"no answer within {waited:.3f} s; {where}. {len(self._outstanding)} requests of this process are pending"
+            f"no answer within {age:.3f} s; {where}. {self._pending()} requests are pending, "
+            f"{len(self._outstanding)} of "
+            "them of this process"
         )
 
     def _assign(self, slot: Slot) -> Peer | None:
@@ -354,23 +376,25 @@ class Client:
         self._reply_room[order] = room
         self._orders.clear()
 
-    def _wait_for_memory(self, size: int, deadline: float | None) -> Slot:
-        """Waits, first come first served, until a slot of `size` bytes is free."""
+    def _wait_for_room(self, size: int, deadline: float | None) -> Slot:
+        """Waits, first come first served, until one more request may be pending and a slot of `size` bytes is free."""
         ticket = object()
         with self._changed:
             self._hungry.append(ticket)
             try:
                 while True:
                     self._check_open()
+                    crowded = False
                     if self._hungry[0] is ticket:
                         self.sweep()
-                        slot = self.arena.acquire(size)
+                        crowded = self._crowded()
+                        slot = None if crowded else self.arena.acquire(size)
                         if slot is not None:
                             return slot
                     remaining = None if deadline is None else deadline - time.monotonic()
                     if remaining is not None and remaining <= 0:
-                        raise self.out_of_memory()
-                    pause = SWEEP_INTERVAL if self._abandoned else None
+                        raise self.no_room()
+                    pause = SWEEP_INTERVAL if self._abandoned or crowded else None
                     self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))
             finally:
                 self._hungry.remove(ticket)
@@ -505,18 +529,29 @@ class Client:
         self.sweep()
         return not self._outstanding and self.arena.free == self.arena.mapped
 
-    def out_of_memory(self) -> RequestTimeoutError:
-        return RequestTimeoutError(
-            f"no memory for the request within its timeout: {self.arena.mapped} bytes of shared memory hold "
-            f"{len(self._outstanding)} requests that are pending. The model is too slow for what is sent to it, or "
-            "shared_memory is too small"
-        )
+    def no_room(self) -> RequestTimeoutError:
+        return RequestTimeoutError(f"no room for the request within its timeout: {self._why_no_room()}")
 
     def overloaded(self) -> OverloadedError:
-        return OverloadedError(
-            f"no shared memory is free for one more request: {len(self._outstanding)} are pending and hold "
-            f"{self.arena.mapped} of at most {self.arena.limit} bytes. Send less at once, or raise shared_memory"
+        return OverloadedError(f"no room for one more request: {self._why_no_room()}")
+
+    def _why_no_room(self) -> str:
+        pending, most = self._pending(), self.link.cells[board.MAX_PENDING]
+        if pending >= most:
+            return f"{pending} are pending, and max_pending is {most}. The model is too slow for what is sent to it"
+        return (
+            f"{pending} are pending, and this process's hold {self.arena.mapped} of at most {self.arena.limit} "
+            "bytes of "
+            "shared memory. The model is too slow for what is sent to it, or shared_memory is too small"
         )
+
+    def _pending(self) -> int:
+        """The requests that are pending, over all clients; those of the others as of now."""
+        cells, row = self.link.cells, self.link.row
+        starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
+        self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
+        self._until_count = COUNT_INTERVAL
+        return len(self._outstanding) + self._others
 
 
 def died(tries: int, cause: str, output: str) -> WorkerDiedError:

@@ -131,8 +131,12 @@ class ModelHost:
             self._take(client)
             self._started = True
 
-    def stop(self) -> None:
-        """Answers what was accepted, refuses new requests, and ends the workers. Does nothing when not started."""
+    def stop(self, drain: bool = True) -> None:
+        """Refuses new requests, answers those that were accepted, and ends the workers. Does nothing when not started.
+
+        With `drain=False` requests that have no answer yet fail with HostClosedError. Interrupted by Ctrl-C while it
+        waits for answers, it ends at once in the same way.
+        """
         with self._lock:
             if not self._started:
                 return
@@ -145,7 +149,7 @@ class ModelHost:
                 self._finalizer = None
             if client is not None:
                 self._last = client.link.statistics()
-                close(client, parts)
+                close(client, parts, drain)
 
     async def astart(self) -> None:
         """`start`, without blocking the event loop."""
@@ -153,11 +157,11 @@ class ModelHost:
 
         await asyncio.to_thread(self.start)
 
-    async def astop(self) -> None:
+    async def astop(self, drain: bool = True) -> None:
         """`stop`, without blocking the event loop."""
         import asyncio
 
-        await asyncio.to_thread(self.stop)
+        await asyncio.to_thread(self.stop, drain)
 
     def __enter__(self) -> ModelHost:
         self.start()
@@ -177,12 +181,14 @@ class ModelHost:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def predict(self, *args: Any, timeout: float | None = _UNSET) -> Any:
+    def predict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True) -> Any:
         """Sends one request and waits for its result; from any number of threads.
 
         Args:
             args: the arguments of the model for this request, such as a tensor of shape [rows, ...].
             timeout: seconds; None is no limit; left out, the host's `timeout`.
+            block: whether to wait, within the timeout, for room when `max_pending` requests are pending or the shared
+                memory is full; if not, OverloadedError at once.
 
         Raises:
             RequestTimeoutError: no result within `timeout`.
@@ -193,7 +199,7 @@ class ModelHost:
         client = self._client
         if client is None:
             client = self._join_again()
-        return client.predict(args, self._options.timeout if timeout is _UNSET else timeout)
+        return client.predict(args, self._options.timeout if timeout is _UNSET else timeout, block)
 
     def submit(self, *args: Any, timeout: float | None = _UNSET) -> Future[Any]:
         """Sends one request; the future holds its result or its error. Never blocks.
@@ -201,7 +207,7 @@ class ModelHost:
         Callbacks of the future run in a thread that completes all futures of the host: they should be short.
 
         Raises:
-            OverloadedError: there is no room for one more request now.
+            OverloadedError: `max_pending` requests are pending, or the shared memory is full.
             HostClosedError: the host is not started (a RuntimeError).
         """
         client = self._client or self._join_again()
@@ -210,7 +216,7 @@ class ModelHost:
             futures = self._make_futures(client)
         return futures.submit(args, self._options.timeout if timeout is _UNSET else timeout)
 
-    async def apredict(self, *args: Any, timeout: float | None = _UNSET) -> Any:
+    async def apredict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True) -> Any:
         """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
         client = self._client
         if client is None:
@@ -222,7 +228,24 @@ class ModelHost:
         loops = self._loops
         if loops is None:
             loops = self._make_loops(client)
-        return await loops.side().predict(args, self._options.timeout if timeout is _UNSET else timeout)
+        return await loops.side().predict(args, self._options.timeout if timeout is _UNSET else timeout, block)
+
+    def configure(
+        self, *, max_batch_size: int | None = None, max_delay: float | None = _UNSET, max_pending: int | None = None
+    ) -> None:
+        """Changes limits of a started host, for all its workers and clients from the next batch on.
+
+        Raises:
+            ConfigError: a value cannot work.
+            HostClosedError: the host is not started.
+        """
+        changes: dict[str, Any] = {"max_batch_size": max_batch_size, "max_pending": max_pending}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if max_delay is not _UNSET:
+            changes["max_delay"] = max_delay
+        client = self._client or self._join_again()
+        self._options = self._options.replace(**changes)
+        client.link.configure(self._options.limits())
 
     def statistics(self) -> Statistics:
         """What the host did since it started, over all processes that use it. After stop(), its last state."""
@@ -314,7 +337,6 @@ class ModelHost:
             batcher=options.batcher,
             policy=copy.deepcopy(options.policy),
             max_batch_size=options.max_batch_size,
-            max_delay=options.max_delay,
             warmup=options.warmup,
         )
         if not options.worker_count:
@@ -326,6 +348,7 @@ class ModelHost:
             "workers": options.worker_count,
             "environments": environments(options),
             "max_restarts": options.max_restarts,
+            "limits": options.limits(),
             "linger": options.linger if options.name else 0.0,
             "description": self._description(),
         }
@@ -352,7 +375,7 @@ class ModelHost:
         from batch_inference.client import Client
         from batch_inference.local import LocalLink
 
-        client = Client(shared_memory(self._options), lambda events: LocalLink(recipe, events))
+        client = Client(shared_memory(self._options), lambda events: LocalLink(recipe, self._options.limits(), events))
         client.link.open()  # type: ignore[attr-defined]
         return client
 

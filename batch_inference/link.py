@@ -97,6 +97,7 @@ class Link:
         self._supervisor_pid = 0
         self._peers: dict[int, Peer] = {}
         self.cells: Any = None  # the host's board
+        self._limits: board.Limits | None = None  # those that this process put in force
         self.row = 0  # the board index of this client's first cell
         self.client_number = 0
         self.worker_count = 0
@@ -119,6 +120,11 @@ class Link:
             self._close_descriptors()
             raise
         self._monitor.start()
+
+    def configure(self, limits: board.Limits) -> None:
+        """Puts limits in force, for all clients and workers; also under a supervisor that takes over later."""
+        self._limits = limits
+        board.write_limits(self.cells, limits)
 
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, self.worker_count, self._supervisor_pid)
@@ -248,6 +254,8 @@ class Link:
         with self._lock:
             self._connection, self._supervisor = connection, supervisor
             self.cells = segment.attach(board_fd).quads
+            if self._limits is not None:
+                board.write_limits(self.cells, self._limits)
             if self.config is None:
                 self.config = config
             else:

@@ -41,7 +41,7 @@ class LocalLink:
     row = board.client_row(0)
     index = 0  # as the one peer of itself
 
-    def __init__(self, recipe: Recipe, events: Events) -> None:
+    def __init__(self, recipe: Recipe, limits: board.Limits, events: Events) -> None:
         self._recipe = recipe
         self._events = events
         self._pipe = LocalRequestPipe()
@@ -49,6 +49,7 @@ class LocalLink:
         self._inbox = LocalInbox(self._pipe, self._peer, self._deliver_elsewhere)
         self.cells: Any = segment.private(board.BOARD_SIZE).quads
         self.cells[board.CLIENT_ROWS] = 1
+        self.configure(limits)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="batch_inference-worker", daemon=True)
 
@@ -86,6 +87,10 @@ class LocalLink:
 
     def send(self, peer: Any, descriptors: bytes) -> None:
         self._pipe.write(descriptors)
+
+    def configure(self, limits: board.Limits) -> None:
+        """Puts limits in force."""
+        board.write_limits(self.cells, limits)
 
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, self.worker_count, 0)

@@ -88,9 +88,9 @@ class LoopSide:
         self._answered(list(self._waiting))  # replies whose wake-up the loop has not read yet, and it will not now
         self._client.link.retire(self.channel, self.loop)
 
-    async def predict(self, args: tuple[Any, ...], timeout: float | None) -> Any:
+    async def predict(self, args: tuple[Any, ...], timeout: float | None, block: bool) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
-        slot = self._client.fill_at_once(args, LARGE)
+        slot = self._client.fill_at_once(args, LARGE) if block else self._client.fill_without_waiting(args)
         if slot is None:
             slot = await self._fill_in_helper(args, deadline)
         loop, outbox = self.loop, self._outbox
@@ -136,7 +136,7 @@ class LoopSide:
             if deadline is not None:  # all helpers may be waiting for memory, some without a limit
                 await asyncio.wait([filled], timeout=max(0.0, deadline - time.monotonic()))
                 if not filled.done():
-                    raise self._client.out_of_memory()
+                    raise self._client.no_room()
             return await filled
         except (asyncio.CancelledError, RequestTimeoutError):
             filled.cancel()

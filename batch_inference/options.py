@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Device = int | str
 """An index ("the n-th of the devices I may see"), "cuda:1", "cpu", or an identifier that CUDA_VISIBLE_DEVICES takes."""
 
+LIMITS = ("max_batch_size", "max_delay", "max_pending")
+
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -36,6 +38,8 @@ class Options:
     """The most that one batch may hold, as the sum of `batcher.size(request)`: rows, for the tensor batchers."""
     max_delay: float | None = None
     """A ceiling on the wait of the oldest request for a fuller batch; None lets the policy decide, 0 runs at once."""
+    max_pending: int = 10_000
+    """The most requests that may be waiting or running, over all client processes (see OverloadedError)."""
     policy: Policy | None = None
     """When to cut a batch; None is `policy.Returning()`, which learns it."""
     warmup: tuple[Any, ...] | None = None
@@ -63,6 +67,7 @@ class Options:
         _check_count("max_batch_size", self.max_batch_size, 1)
         _check_count("num_workers", self.num_workers, 0, optional=True)
         _check_count("threads", self.threads, 1, optional=True)
+        _check_count("max_pending", self.max_pending, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_count("shared_memory", self.shared_memory, 1 << 20, optional=True)
         _check_seconds("max_delay", self.max_delay, optional=True)
@@ -137,9 +142,13 @@ class Options:
             raise TypeError(f"unknown option {', '.join(sorted(unknown))}: the options are {known}")
         return dataclasses.replace(self, **changes)
 
+    def limits(self) -> dict[str, Any]:
+        """Those options that may change while the host runs."""
+        return {name: getattr(self, name) for name in LIMITS}
+
     def describe(self) -> dict[str, str]:
         """The options as text, for comparing two hosts of one name and for messages."""
-        own = ("batcher", "policy", "warmup")
+        own = ("batcher", "policy", "warmup", *LIMITS)
         described = {f.name: repr(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in own}
         described["policy"] = f"{type(self.policy).__module__}.{type(self.policy).__qualname__}"
         settings = ", ".join(

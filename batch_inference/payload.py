@@ -94,7 +94,6 @@ class Recipe:
     batcher: Batcher
     policy: Policy
     max_batch_size: int
-    max_delay: float | None
     warmup: tuple[Any, ...] | None
 
     def build(self) -> Any:

@@ -103,10 +103,6 @@ class Costs:
             self.per_item = min(self.per_item, mean_s / mean_n)
         self.fixed = max(0.0, mean_s - self.per_item * mean_n)
 
-    def of(self, size: int) -> float:
-        """The seconds that a batch of this size is expected to take."""
-        return 0.0 if self.fixed is None else self.fixed + self.per_item * size
-
 
 class Returning:
     """The library's own rule: see the head of this module."""
@@ -146,8 +142,6 @@ class Returning:
         back, replied = len(self._since), self._replied
         if self._share[-1] * replied - back <= 0.5:
             return 0.0
-        if queue.deadline is not None and queue.deadline - now < 2 * self.costs.of(queue.size + replied):
-            return 0.0
         elapsed, best, best_wait = now - completion, 0.0, 0.0
         for share, delta in zip(self._share, LADDER):
             expected = share * replied - back
@@ -157,9 +151,3 @@ class Returning:
             if gain > best:
                 best, best_wait = gain, delta - elapsed
         return best_wait
-
-
-def bounded_wait(policy: Policy, queue: Queue, now: float, max_delay: float | None) -> float:
-    """The policy's wait, cut so that the oldest request is not held longer than `max_delay` after its arrival."""
-    wait = policy.wait(queue, now)
-    return wait if max_delay is None else min(wait, queue.oldest + max_delay - now)

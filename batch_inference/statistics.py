@@ -4,7 +4,8 @@ The *board* is one shared segment that every process of a host maps. Each cell (
 counting needs no lock and costs no message, and reading works while a worker is busy or hangs. Each process has rows
 of its own:
 
-    row 0                      supervisor: per worker its pid, state and number of restarts
+    row 0                      supervisor: per worker its pid, state and number of restarts; and the limits in force,
+                               written by whoever configures the host
     rows 1 .. MAX_WORKERS      workers: counters, and histograms of waiting and running times
     then one row               what clients counted that have left
     then MAX_CLIENTS rows      clients: outstanding requests per worker, and a histogram of the time a reply takes back
@@ -15,6 +16,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+Limits = dict[str, Any]
+"""max_batch_size, max_delay and max_pending, which may change while the host runs."""
 
 MAX_WORKERS = 64
 MAX_CLIENTS = 1024
@@ -22,15 +27,29 @@ ROW = 512  # cells
 BOARD_SIZE = (2 + MAX_WORKERS + MAX_CLIENTS) * ROW * 8
 
 WORKER_PID, WORKER_STATE, WORKER_RESTARTS, WORKER_CELLS = 0, 1, 2, 4
+MAX_BATCH_SIZE, MAX_DELAY, MAX_PENDING = range(MAX_WORKERS * WORKER_CELLS + 1, MAX_WORKERS * WORKER_CELLS + 4)
 CLIENT_ROWS = MAX_WORKERS * WORKER_CELLS  # in row 0: one more than the highest row that a client has had
 REQUESTS, FAILED, BATCHES, SIZE, WAITING, RUNNING = 0, 1, 2, 3, 16, 16 + 128
-CUT_FULL, CUT_NOTHING, CUT_MAX_DELAY, CUT_KIND, OWN, PADDED = range(4, 10)
+CUT_FULL, CUT_NOTHING, CUT_MAX_DELAY, CUT_DEADLINE, CUT_KIND, OWN, PADDED = range(4, 11)
 OUTSTANDING, TRANSPORT = 0, MAX_WORKERS
 BUCKETS = 128
 DEPARTED_ROW = 1 + MAX_WORKERS
 
 STATES = ("stopped", "starting", "ready", "restarting", "failed")
 STOPPED, STARTING, READY, RESTARTING, FAILED_STATE = range(5)
+
+
+def write_limits(cells: memoryview[int], limits: Limits) -> None:
+    """Puts the limits in force on the board (row 0), where workers and clients read them for each batch or request."""
+    cells[MAX_BATCH_SIZE] = limits["max_batch_size"]
+    cells[MAX_PENDING] = limits["max_pending"]
+    max_delay = limits["max_delay"]
+    cells[MAX_DELAY] = 0 if max_delay is None else 1 + int(max_delay * 1e9)
+
+
+def max_delay_of(cells: Sequence[int]) -> float | None:
+    """The max_delay in force, in seconds."""
+    return (cells[MAX_DELAY] - 1) / 1e9 if cells[MAX_DELAY] else None
 
 
 def worker_row(index: int) -> int:
@@ -93,6 +112,8 @@ class Cuts:
     """The policy expected nothing to gain from waiting."""
     max_delay: int = 0
     """The oldest request had waited `max_delay`."""
+    deadline: int = 0
+    """A request was close to its deadline."""
     kind: int = 0
     """Requests of another kind were waiting too."""
 

@@ -86,6 +86,7 @@ class Supervisor:
         self._workers = [Worker(index) for index in range(self._settings["workers"])]
         self._restarts: deque[float] = deque()
         self._board = segment.create(board.BOARD_SIZE)
+        board.write_limits(self._board.quads, self._settings["limits"])
         self._pidfd = os.pidfd_open(os.getpid())
         self._stopping = False
         self._started = False

@@ -113,14 +113,13 @@ class Intake:
     A batcher whose size and kind depend on nothing but structure, dtypes and shapes is asked once for each layout.
     """
 
-    def __init__(self, batcher: Batcher, max_batch_size: int) -> None:
+    def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
-        self._max_batch_size = max_batch_size
         self._known: dict[codec.Layout, tuple[int, Hashable]] = {}
         self._remembers = batcher.by_shape
 
-    def requests(self, incoming: Incoming) -> list[Request]:
-        """The request that arrived, in parts if it is larger than a batch. Calls hooks, which may raise."""
+    def requests(self, incoming: Incoming, limit: int) -> list[Request]:
+        """The request that arrived, in parts if it is larger than a batch may be. Calls hooks, which may raise."""
         batcher = self._batcher
         args, layout = incoming.decode(batcher.borrows)
         known = None if layout is None else self._known.get(layout)
@@ -131,9 +130,9 @@ class Intake:
                     self._known.clear()
                 self._known[layout] = known
         size, kind = known
-        if size <= self._max_batch_size:
+        if size <= limit:
             return [Request(incoming, args, size, kind)]
-        parts = batcher.split(args, self._max_batch_size)
+        parts = batcher.split(args, limit)
         whole = Whole(incoming, batcher, len(parts))
         return [Part(whole, index, part, batcher.size(part), batcher.kind(part)) for index, part in enumerate(parts)]
 

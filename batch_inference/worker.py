@@ -44,14 +44,13 @@ class Worker:
         self._model = model
         self._batcher = recipe.batcher
         self._policy = recipe.policy
-        self._max_batch_size = recipe.max_batch_size
-        self._max_delay = recipe.max_delay
         self._inbox = inbox
         self._cells = cells
         self._row = row
-        self._intake = Intake(recipe.batcher, recipe.max_batch_size)
+        self._intake = Intake(recipe.batcher)
         self._waiting = Waiting()
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
+        self._usual_run = 0.0  # seconds that a batch takes
 
     def run(self) -> None:
         """Serves until the inbox says quit and nothing waits."""
@@ -62,9 +61,10 @@ class Worker:
                 pause = None
                 continue
             queue = self._waiting.oldest()
-            pause = self._pause(queue)
+            limit = self._cells[board.MAX_BATCH_SIZE]
+            pause = self._pause(queue, limit)
             if pause <= 0:
-                self._serve(self._waiting.cut(queue, self._max_batch_size, time.monotonic_ns()))
+                self._serve(self._waiting.cut(queue, limit, time.monotonic_ns()))
                 pause = 0.0
 
     def _take(self, pause: float | None) -> None:
@@ -73,9 +73,10 @@ class Worker:
         arrived = self._inbox.receive(pause and max(0.0, pause - self._overshoot))
         if pause and not arrived:
             self._overshoot += 0.1 * (time.monotonic() - asked - max(0.0, pause - self._overshoot) - self._overshoot)
+        limit = self._cells[board.MAX_BATCH_SIZE]
         for incoming in arrived:
             try:
-                for request in self._intake.requests(incoming):
+                for request in self._intake.requests(incoming, limit):
                     self._waiting.add(request)
                     self._policy.arrived(incoming.arrived / 1e9, request.size)
             except Exception as error:
@@ -83,24 +84,24 @@ class Worker:
                 incoming.fail(error)
         self._inbox.flush()
 
-    def _pause(self, queue: deque[Request]) -> float:
-        """How long to wait for more requests before `queue` is cut, and why not longer."""
-        summed = summary(queue, self._max_batch_size)
+    def _pause(self, queue: deque[Request], limit: int) -> float:
+        """How long to wait for more requests before `queue` is cut; 0 or less, and counted why, to cut it now."""
+        summed = summary(queue, limit)
         if summed is None:
-            self._cells[self._row + board.CUT_FULL] += 1
-            return 0.0
-        if self._waiting.kinds > 1:  # the model has other work: holding it back for this kind would cost the others
-            self._cells[self._row + board.CUT_KIND] += 1
-            return 0.0
-        now = time.monotonic()
-        wait = self._policy.wait(summed, now)
-        if self._max_delay is not None and wait > 0 and summed.oldest + self._max_delay - now < wait:
-            wait = summed.oldest + self._max_delay - now
-            if wait <= 0:
-                self._cells[self._row + board.CUT_MAX_DELAY] += 1
-                return 0.0
+            wait, why = 0.0, board.CUT_FULL
+        elif self._waiting.kinds > 1:  # the model has other work: holding it back for this kind would cost the others
+            wait, why = 0.0, board.CUT_KIND
+        else:
+            now = time.monotonic()
+            wait, why = self._policy.wait(summed, now), board.CUT_NOTHING
+            if wait > 0 and (max_delay := board.max_delay_of(self._cells)) is not None:
+                if (left := summed.oldest + max_delay - now) < wait:
+                    wait, why = left, board.CUT_MAX_DELAY
+            if wait > 0 and summed.deadline is not None:
+                if (left := summed.deadline - 2 * self._usual_run - now) < wait:
+                    wait, why = left, board.CUT_DEADLINE
         if wait <= 0:
-            self._cells[self._row + board.CUT_NOTHING] += 1
+            self._cells[self._row + why] += 1
         return wait
 
     # --- collate, run and scatter ---------------------------------------------------------------------------------
@@ -111,14 +112,16 @@ class Worker:
             return
         started = time.monotonic_ns()
         for request in batch:
-            request.incoming.start()
+            request.incoming.start(started)
         stride = 1 + len(batch) // WAITS_TIMED
         for request in batch[::stride]:
             self._cells[self._row + board.WAITING + board.bucket(started - request.incoming.arrived)] += stride
         self._run(batch, started)
         self._inbox.flush()
         now = time.monotonic()
-        self._policy.ran(sum([request.size for request in batch]), now - started / 1e9)
+        took = now - started / 1e9
+        self._usual_run += 0.2 * (took - self._usual_run)
+        self._policy.ran(sum([request.size for request in batch]), took)
         self._policy.completed(now, len(batch))
 
     def _run(self, batch: list[Request], started: int) -> None:

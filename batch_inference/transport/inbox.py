@@ -38,8 +38,10 @@ from batch_inference.transport.wire import (
     REPLY_AT,
     REPLY_ROOM,
     REPLY_SIZE,
+    STARTED_AFTER,
     STARTED_GEN,
     STATUS,
+    TICK,
     UNIT,
     WORDS_PER_UNIT,
 )
@@ -104,9 +106,11 @@ class Incoming:
         """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
         return self._segment.words[self._word + GIVEN_UP] == self._gen or 0 < self.deadline < now or self.peer.gone
 
-    def start(self) -> None:
-        """Marks the request as one that the model may see from now on."""
-        self._segment.words[self._word + STARTED_GEN] = self._gen
+    def start(self, now: int) -> None:
+        """Marks the request as one that the model may see from now on (CLOCK_MONOTONIC in ns)."""
+        words, word = self._segment.words, self._word
+        words[word + STARTED_AFTER] = max(0, now - self.arrived) // TICK & 0xFFFF_FFFF
+        words[word + STARTED_GEN] = self._gen
 
     def reply(self, encoded: codec.Encoded, status: int = OK) -> None:
         """Writes an encoded value into the caller's slot, or beside it if it does not fit, and wakes the caller."""

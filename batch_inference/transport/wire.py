@@ -8,6 +8,7 @@ wake-up only says "look". Every header word has one writer:
     word   2  status      worker    one of the status words below
     word   3  started_gen worker    equal to gen once the model may have seen the request
     word   4  given_up    client    equal to gen once nobody waits for the reply
+    word   5  started_after worker  how long after its arrival the model got it, in units of 10 us
     quad   3  length      client    bytes of the encoded request, which starts HEADER_SIZE after the slot's start
     quad   4  reply_at    client    where the reply may start, relative to the slot's start
     quad   5  reply_room  client    bytes the reply may take there
@@ -30,8 +31,11 @@ UNIT = 64
 HEADER_SIZE = 64
 WORDS_PER_UNIT, QUADS_PER_UNIT = UNIT // 4, UNIT // 8
 
-GEN, DONE_GEN, STATUS, STARTED_GEN, GIVEN_UP = range(5)
+GEN, DONE_GEN, STATUS, STARTED_GEN, GIVEN_UP, STARTED_AFTER = range(6)
 LENGTH, REPLY_AT, REPLY_ROOM, REPLY_SIZE, DONE_AT = range(3, 8)
+
+TICK = 10_000
+"""Nanoseconds in a unit of started_after."""
 
 OK, ERROR, DROPPED = 1, 2, 3
 
