@@ -19,26 +19,29 @@ pytestmark = [
 ]
 
 
-def run_demo(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(DEMO), "--rounds", "1", "--callers", "8", *arguments]
+OWN = ["Inflation is [very] high.", "The train was late.", "Thieves know my password."]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProcess[str]":
+    """The demo, run once: on three sentences of our own and some on gardening and stars."""
+    sentences = DEMO.with_name("sentences.txt").read_text("utf-8").splitlines()
+    file = tmp_path_factory.mktemp("demo") / "own.txt"
+    file.write_text("\n".join(OWN + sentences[:12] + [""] + sentences[27:39]) + "\n", encoding="utf-8")
+    command = [sys.executable, str(DEMO), "--sentences", str(file), "--rounds", "1", "--callers", "8"]
     # One compute thread: several wait for each other at every step, which takes for ever on a busy machine.
     environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
 
 
-def test_batched_answers_equal_unbatched_ones_and_the_table_is_shown() -> None:
-    done = run_demo("--limit", "40")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Batched and unbatched answers are equal" in done.stdout
-    assert "requests/s" in done.stdout and "mean batch" in done.stdout
-    assert done.stdout.count("43/43") == 2  # 40 sentences and 3 queries: both progress bars reached their end
+def test_batched_answers_equal_unbatched_ones_and_the_table_is_shown(demo: "subprocess.CompletedProcess[str]") -> None:
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "Batched and unbatched answers are equal" in demo.stdout
+    assert "requests/s" in demo.stdout and "mean batch" in demo.stdout
+    assert demo.stdout.count("30/30") == 2  # 27 sentences and 3 queries: both progress bars reached their end
 
 
-def test_sentences_of_ones_own_are_ranked_by_meaning(tmp_path: Path) -> None:
-    sentences = ["Inflation is [very] high.", "The train was late.", "Thieves know my password."]
-    (tmp_path / "own.txt").write_text("\n".join(sentences) + "\n\n", encoding="utf-8")
-    done = run_demo("--sentences", str(tmp_path / "own.txt"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout[done.stdout.index("Nearest sentences") :].splitlines()
+def test_sentences_are_ranked_by_meaning(demo: "subprocess.CompletedProcess[str]") -> None:
+    lines = demo.stdout[demo.stdout.index("Nearest sentences") :].splitlines()
     nearest = [lines[i + 1].strip()[6:] for i, line in enumerate(lines) if line.startswith("  ") and line[2] != " "]
     assert nearest == ["The train was late.", "Thieves know my password.", "Inflation is [very] high."]
