@@ -19,7 +19,8 @@ All durations are seconds.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Protocol
 
 LADDER = tuple(25e-6 * 2**step for step in range(11))  # the deltas: 25 us .. 25.6 ms
@@ -104,45 +105,59 @@ class Costs:
         self.fixed = max(0.0, mean_s - self.per_item * mean_n)
 
 
+@dataclass
+class Window:
+    """The time from a completion, which answered so many requests, to the next one."""
+
+    completion: float
+    replied: int
+    arrivals: list[float] = field(default_factory=list)
+
+    def share(self, delta: float) -> float:
+        """Which share of the callers that were answered sent again within `delta`. The arrivals must be sorted."""
+        return min(1.0, bisect.bisect_right(self.arrivals, self.completion + delta) / self.replied)
+
+
 class Returning:
     """The library's own rule: see the head of this module."""
 
     def __init__(self) -> None:
         self.costs = Costs()
         self._share = [0.0] * len(LADDER)
-        self._completion: float | None = None
-        self._replied = 0
         self._learned = 0.0
-        self._since: list[float] = []  # arrivals since the last completion
+        self._window = self._before = Window(-math.inf, 0)  # before: the window that ended with the last completion
 
     def __repr__(self) -> str:
         shares = " ".join(f"{share:.2f}" for share in self._share)
         return f"<Returning: fixed {self.costs.fixed} s, {self.costs.per_item} s an item, shares {shares}>"
 
     def arrived(self, time: float, size: int) -> None:
-        self._since.append(time)
+        # A worker hears of what came while its model ran when that is over, and so after the completion.
+        window = self._window if time > self._window.completion else self._before
+        window.arrivals.append(time)
 
     def ran(self, size: int, seconds: float) -> None:
         self.costs.learn(size, seconds)
 
     def completed(self, time: float, requests: int) -> None:
-        if self._completion is not None and self._replied and time - self._learned >= LEARNING_INTERVAL:
+        if self._before.replied and time - self._learned >= LEARNING_INTERVAL:
             self._learned = time
-            self._since.sort()  # several clients: descriptors may overtake each other
-            for step, delta in enumerate(LADDER):
-                back = bisect.bisect_right(self._since, self._completion + delta)
-                self._share[step] += LEARNING * (min(1.0, back / self._replied) - self._share[step])
-        self._completion, self._replied = time, requests
-        self._since.clear()
+            self._learn(self._before)
+        self._before, self._window = self._window, Window(time, requests)
+
+    def _learn(self, window: Window) -> None:
+        window.arrivals.sort()  # several clients: descriptors may overtake each other
+        for step, delta in enumerate(LADDER):
+            self._share[step] += LEARNING * (window.share(delta) - self._share[step])
 
     def wait(self, queue: Queue, now: float) -> float:
-        fixed, completion = self.costs.fixed, self._completion
-        if fixed is None or completion is None or fixed < LEAST_FIXED_COST:
+        fixed, window = self.costs.fixed, self._window
+        if fixed is None or fixed < LEAST_FIXED_COST:
             return 0.0
-        back, replied = len(self._since), self._replied
+        back, replied = len(window.arrivals), window.replied
         if self._share[-1] * replied - back <= 0.5:
             return 0.0
-        elapsed, best, best_wait = now - completion, 0.0, 0.0
+        elapsed, best, best_wait = now - window.completion, 0.0, 0.0
         for share, delta in zip(self._share, LADDER):
             expected = share * replied - back
             if delta <= elapsed or expected <= 0.5:
