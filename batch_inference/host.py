@@ -245,7 +245,7 @@ class ModelHost:
             changes["max_delay"] = max_delay
         client = self._client or self._join_again()
         self._options = self._options.replace(**changes)
-        client.link.configure(self._options.limits())
+        client.link.configure(changes)
 
     def statistics(self) -> Statistics:
         """What the host did since it started, over all processes that use it. After stop(), its last state."""

@@ -97,7 +97,7 @@ class Link:
         self._supervisor_pid = 0
         self._peers: dict[int, Peer] = {}
         self.cells: Any = None  # the host's board
-        self._limits: board.Limits | None = None  # those that this process put in force
+        self._limits: board.Limits = {}  # those that this process put in force
         self.row = 0  # the board index of this client's first cell
         self.client_number = 0
         self.worker_count = 0
@@ -123,7 +123,7 @@ class Link:
 
     def configure(self, limits: board.Limits) -> None:
         """Puts limits in force, for all clients and workers; also under a supervisor that takes over later."""
-        self._limits = limits
+        self._limits |= limits
         board.write_limits(self.cells, limits)
 
     def statistics(self) -> board.Statistics:
@@ -254,8 +254,7 @@ class Link:
         with self._lock:
             self._connection, self._supervisor = connection, supervisor
             self.cells = segment.attach(board_fd).quads
-            if self._limits is not None:
-                board.write_limits(self.cells, self._limits)
+            board.write_limits(self.cells, self._limits)
             if self.config is None:
                 self.config = config
             else:

@@ -148,7 +148,7 @@ class Options:
 
     def describe(self) -> dict[str, str]:
         """The options as text, for comparing two hosts of one name and for messages."""
-        own = ("batcher", "policy", "warmup", *LIMITS)
+        own = ("batcher", "policy", "warmup")
         described = {f.name: repr(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in own}
         described["policy"] = f"{type(self.policy).__module__}.{type(self.policy).__qualname__}"
         settings = ", ".join(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Limits = dict[str, Any]
-"""max_batch_size, max_delay and max_pending, which may change while the host runs."""
+"""max_batch_size, max_delay and max_pending, which may change while the host runs; or some of them."""
 
 MAX_WORKERS = 64
 MAX_CLIENTS = 1024
@@ -40,11 +40,13 @@ STOPPED, STARTING, READY, RESTARTING, FAILED_STATE = range(5)
 
 
 def write_limits(cells: memoryview[int], limits: Limits) -> None:
-    """Puts the limits in force on the board (row 0), where workers and clients read them for each batch or request."""
-    cells[MAX_BATCH_SIZE] = limits["max_batch_size"]
-    cells[MAX_PENDING] = limits["max_pending"]
-    max_delay = limits["max_delay"]
-    cells[MAX_DELAY] = 0 if max_delay is None else 1 + int(max_delay * 1e9)
+    """Puts limits in force on the board (row 0), where workers and clients read them for each batch or request."""
+    if "max_batch_size" in limits:
+        cells[MAX_BATCH_SIZE] = limits["max_batch_size"]
+    if "max_pending" in limits:
+        cells[MAX_PENDING] = limits["max_pending"]
+    if "max_delay" in limits:
+        cells[MAX_DELAY] = 0 if limits["max_delay"] is None else 1 + int(limits["max_delay"] * 1e9)
 
 
 def max_delay_of(cells: Sequence[int]) -> float | None:
