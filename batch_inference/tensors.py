@@ -104,6 +104,10 @@ def framework(value: Any) -> str:
     raise TypeError(f"expected a numpy array or a torch tensor, got {type(value).__name__}")
 
 
+_COMMON: Final = frozenset({str, bytes, bool, int, float, complex, type(None), tuple, list, dict})
+"""Types that are no tensors, asked for so often that it pays to know them."""
+
+
 def spec(value: Any) -> Spec | None:
     """The identity of a tensor whose raw bytes say everything, else None (other types, object and structured dtypes,
     dates, strings, array subclasses, sparse or quantised tensors ...)."""
@@ -111,6 +115,8 @@ def spec(value: Any) -> Spec | None:
     if kind is _ndarray or kind is np.memmap:
         name = _NUMPY_NAMES.get(value.dtype)
         return None if name is None else ("numpy", name, value.shape)
+    if kind in _COMMON:
+        return None
     if kind in PLAIN or (torch_is_loaded() and _is_torch(value)):
         return _torch_spec(value)
     return None
@@ -137,6 +143,13 @@ def nbytes(spec: Spec) -> int:
         _torch()
         size = _ITEM_SIZES[spec[1]]
     return size * math.prod(spec[2])
+
+
+def exact_types() -> set[type]:
+    """The types of tensors that this process can hold, subclasses not among them."""
+    if torch_is_loaded():
+        _torch()
+    return PLAIN
 
 
 def torch_is_loaded() -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import os
 import signal
 import socket
@@ -206,13 +205,13 @@ def warm_up(model: Any, recipe: payload.Recipe) -> None:
     """Runs each shape that the batcher can make of the sample arguments once, before the first caller needs it."""
     if recipe.warmup is None:
         return
-    log = logging.getLogger("batch_inference")
     batches = list(recipe.batcher.warmup_requests(recipe.warmup, recipe.max_batch_size))
     for number, requests in enumerate(batches, 1):
         started = time.monotonic()
         batched, context = recipe.batcher.batch([own_copy(request) for request in requests])
         recipe.batcher.unbatch(call_model(model, recipe.batcher, batched), context)
-        log.info("warm-up %d of %d: %.3f s", number, len(batches), time.monotonic() - started)
+        took = time.monotonic() - started
+        print(f"batch_inference: warm-up {number} of {len(batches)}, {took:.3f} s", file=sys.stderr, flush=True)
 
 
 def main(index: int, supervisor: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:

@@ -22,7 +22,6 @@ import mmap
 import pickle
 import struct
 import traceback
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -248,7 +247,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
     if kind is tuple or kind is list:
         if value:
             return (kind.__name__, None, tuple([_flatten(part, leaves) for part in value]))
-    elif isinstance(value, Mapping) and value and all(type(key) is str for key in value):
+    elif (kind is dict or isinstance(value, Mapping)) and value and all(type(key) is str for key in value):
         return ("dict", tuple(value), tuple([_flatten(part, leaves) for part in value.values()]))
     raise _NotPlainError
 
@@ -267,30 +266,31 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, for classes and functions of __main__, with tensors as raw buffers on the host."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if tensors.is_tensor(obj):
-            if tensors.spec(obj) is None:
-                tensors.check_sendable(obj)
-            elif not tensors.pickles_as_sent(obj):
-                return _reduce_raw(obj)
-        return super().reducer_override(obj)
+        return _reduce(obj) if tensors.is_tensor(obj) else super().reducer_override(obj)
 
 
-def _reduce_raw(tensor: Any) -> Any:
-    """A tensor by its spec and bytes, for what pickle would change."""
+def _reduce(tensor: Any) -> Any:
+    """A tensor by its spec and bytes, where pickle would change it; TypeError for one that cannot be sent."""
     spec = tensors.spec(tensor)
-    assert spec is not None
-    memory = bytearray(tensors.nbytes(spec))
-    tensors.write(tensor, memory, 0)
-    return _rebuild, (spec, pickle.PickleBuffer(memory))
+    if spec is None:
+        tensors.check_sendable(tensor)
+    elif not tensors.pickles_as_sent(tensor):
+        memory = bytearray(tensors.nbytes(spec))
+        tensors.write(tensor, memory, 0)
+        return _rebuild, (spec, pickle.PickleBuffer(memory))
+    return tensor.__reduce_ex__(5)
 
 
-def _reduce_array(array: Any) -> Any:
-    if tensors.spec(array) is None or tensors.pickles_as_sent(array):
-        return array.__reduce_ex__(5)
-    return _reduce_raw(array)
+_reducers: dict[type, Any] = {}
 
 
-_REDUCERS = ChainMap({tensors.ARRAY: _reduce_array}, copyreg.dispatch_table)
+def _current_reducers() -> dict[type, Any]:
+    """copyreg's, and ours for tensors; made anew when torch or a module that registers more was imported since."""
+    global _reducers
+    types = tensors.exact_types()
+    if len(_reducers) != len(types) + len(copyreg.dispatch_table):
+        _reducers = {**copyreg.dispatch_table, **dict.fromkeys(types, _reduce)}
+    return _reducers
 
 
 def _rebuild(spec: tensors.Spec, memory: bytearray) -> Any:
@@ -301,16 +301,14 @@ def _pickled(value: Any) -> Encoded:
     if type(value) is tuple:
         value = tuple(dict(v) if isinstance(v, Mapping) and type(v) is not dict else v for v in value)
     buffers: list[pickle.PickleBuffer] = []
-    data = b""
-    if not tensors.torch_is_loaded():  # the quick way: the C pickler, which knows no classes of __main__
-        try:
-            stream = io.BytesIO()
-            pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
-            pickler.dispatch_table = _REDUCERS
-            pickler.dump(value)
-            data = stream.getvalue()
-        except Exception:
-            pass  # cloudpickle may still know how; if not, its error is the better one
+    try:  # the quick way: the C pickler, which knows no classes of __main__
+        stream = io.BytesIO()
+        pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
+        pickler.dispatch_table = _current_reducers()
+        pickler.dump(value)
+        data = stream.getvalue()
+    except Exception:
+        data = b""  # cloudpickle may still know how; if not, its error is the better one
     if not data or b"__main__" in data:
         buffers.clear()
         stream = io.BytesIO()
