@@ -324,7 +324,7 @@ def test_a_call_that_timed_out_leaves_no_wrong_answer_and_what_waited_is_never_r
         return await host.apredict(request(*numbers), **options)
 
     with ModelHost(Blocks, max_batch_size=100)(str(entered), str(gate), str(notes)) as host:
-        with pytest.raises(RequestTimeoutError, match="model was running it") as caught:
+        with pytest.raises(RequestTimeoutError, match="the model has run it") as caught:
             host.predict(request(1), timeout=2)
         assert isinstance(caught.value, TimeoutError) and entered.exists()
         for number, ask in enumerate(

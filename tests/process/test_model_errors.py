@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import threading
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ class RaisesMany:
 
 
 @pytest.fixture(scope="module")
-def shared_host():  # noqa: ANN201
+def shared_host() -> Iterator[ModelHost]:
     with ModelHost(RaisesMany) as host:
         yield host
 

@@ -87,7 +87,6 @@ def test_writes_of_many_threads_are_never_mixed() -> None:
     reader.join()
     assert sorted(found) == list(range(8000))
     os.close(reading)
-    del pipe, write, writers
 
 
 def test_flags_of_the_other_end_are_its_own() -> None:
