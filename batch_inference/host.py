@@ -337,6 +337,7 @@ class ModelHost:
             batcher=options.batcher,
             policy=copy.deepcopy(options.policy),
             max_batch_size=options.max_batch_size,
+            isolate_errors=options.isolate_errors,
             warmup=options.warmup,
         )
         if not options.worker_count:

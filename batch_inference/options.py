@@ -42,6 +42,9 @@ class Options:
     """The most requests that may be waiting or running, over all client processes (see OverloadedError)."""
     policy: Policy | None = None
     """When to cut a batch; None is `policy.Returning()`, which learns it."""
+    isolate_errors: bool = True
+    """Whether a batch that fails is divided and run again, so that only the requests to blame fail. False for a model
+    with side effects: then the batch fails as one."""
     warmup: tuple[Any, ...] | None = None
     """Sample arguments of predict: each shape that the batcher can make of them is run before the host is ready."""
     num_workers: int | None = None

@@ -94,6 +94,7 @@ class Recipe:
     batcher: Batcher
     policy: Policy
     max_batch_size: int
+    isolate_errors: bool
     warmup: tuple[Any, ...] | None
 
     def build(self) -> Any:

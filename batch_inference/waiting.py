@@ -44,6 +44,10 @@ class Request:
     def drop(self) -> None:
         self.incoming.drop()
 
+    def fresh_args(self, batcher: Batcher) -> tuple[Any, ...]:
+        """The arguments as they were sent, for another run."""
+        return self.incoming.decode(batcher.borrows)[0]
+
 
 class Part(Request):
     """One of the requests that a request larger than a batch was split into."""
@@ -68,12 +72,16 @@ class Part(Request):
     def drop(self) -> None:
         self._whole.drop()
 
+    def fresh_args(self, batcher: Batcher) -> tuple[Any, ...]:
+        return batcher.split(super().fresh_args(batcher), self._whole.limit)[self._index]
+
 
 class Whole:
     """A request that was split: answered when its last part is, failed when its first part fails."""
 
-    def __init__(self, incoming: Incoming, batcher: Batcher, parts: int) -> None:
+    def __init__(self, incoming: Incoming, batcher: Batcher, parts: int, limit: int) -> None:
         self.incoming = incoming
+        self.limit = limit  # that it was split by
         self.over = False  # from then on the slot, and so the memory of parts that still wait, is the caller's again
         self._batcher = batcher
         self._responses: list[Any] = [None] * parts
@@ -133,7 +141,7 @@ class Intake:
         if size <= limit:
             return [Request(incoming, args, size, kind)]
         parts = batcher.split(args, limit)
-        whole = Whole(incoming, batcher, len(parts))
+        whole = Whole(incoming, batcher, len(parts), limit)
         return [Part(whole, index, part, batcher.size(part), batcher.kind(part)) for index, part in enumerate(parts)]
 
 

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from batch_inference import logs, payload
@@ -27,11 +28,21 @@ from batch_inference import statistics as board
 from batch_inference.batcher.batcher import Batcher, model_arguments
 from batch_inference.batcher.multi_batcher import MultiBatcher
 from batch_inference.errors import BatcherError
+from batch_inference.isolation import Hope, culprits
 from batch_inference.options import WORKER_VARIABLE
 from batch_inference.transport import codec, handshake, segment
 from batch_inference.transport.handshake import Connection
 from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
 from batch_inference.waiting import Intake, Request, Waiting, own_copy, summary
+
+
+class WrongOutputError(Exception):
+    """The model returned something that cannot be divided among the requests: no single request is to blame."""
+
+    def __init__(self, error: BatcherError) -> None:
+        super().__init__(error)
+        self.error = error  # what callers get
+
 
 WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
@@ -46,6 +57,8 @@ class Worker:
         self._inbox = inbox
         self._cells = cells
         self._row = row
+        self._isolates = recipe.isolate_errors
+        self._hope = Hope()
         self._intake = Intake(recipe.batcher)
         self._waiting = Waiting()
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
@@ -115,7 +128,7 @@ class Worker:
         stride = 1 + len(batch) // WAITS_TIMED
         for request in batch[::stride]:
             self._cells[self._row + board.WAITING + board.bucket(started - request.incoming.arrived)] += stride
-        self._run(batch, started)
+        self._run(batch)
         self._inbox.flush()
         now = time.monotonic()
         took = now - started / 1e9
@@ -123,32 +136,36 @@ class Worker:
         self._policy.ran(sum([request.size for request in batch]), took)
         self._policy.completed(now, len(batch))
 
-    def _run(self, batch: list[Request], started: int) -> None:
+    def _run(self, batch: list[Request]) -> None:
+        """Runs a batch; when it fails, finds out for whom."""
+        error = self._attempt(batch)
+        if error is None:
+            self._hope.saw(len(batch), 0)
+        elif not self._isolates or not self._hope or isinstance(error, WrongOutputError):
+            self._hope.saw(len(batch), len(batch))
+            self._fail(batch, error)
+        else:
+            found = culprits(batch, error, self._attempt_again)
+            self._hope.saw(len(batch), len(found))
+            for request, its_error in found:
+                self._fail([request], its_error)
+
+    def _attempt_again(self, batch: Sequence[Request]) -> Exception | None:
+        if not self._batcher.borrows:  # the model may have changed what it was given the last time
+            for request in batch:
+                request.args = request.fresh_args(self._batcher)
+        return self._attempt(batch)
+
+    def _attempt(self, batch: Sequence[Request]) -> Exception | None:
+        """Collates, runs and scatters; the error, if that fails before anybody has been answered."""
+        started = time.monotonic_ns()
         try:
             batched, context = self._batcher.batch([request.args for request in batch])
-        except Exception as error:
-            self._isolate(batch, error)
-            return
-        try:
             outputs = call_model(self._model, self._batcher, batched)
+            del batched
+            responses = self._unbatch(outputs, context, len(batch))
         except Exception as error:
-            self._fail(batch, error)
-            return
-        del batched
-        try:
-            responses = self._batcher.unbatch(outputs, context)
-            if len(responses) != len(batch):
-                raise BatcherError(
-                    f"{type(self._batcher).__name__}.unbatch gave {len(responses)} responses for {len(batch)} "
-                    "requests: it "
-                    "must give one per request, in their order"
-                )
-        except BatcherError as error:
-            self._fail(batch, BatcherError(f"{type(self._model).__name__}.predict_batch: {error}"))
-            return
-        except Exception as error:
-            self._isolate(batch, error)
-            return
+            return error
         self._count_batch(batch, time.monotonic_ns() - started, context)
         for request, response in zip(batch, responses):
             try:
@@ -156,17 +173,22 @@ class Worker:
             except Exception as error:
                 self._count_failed(1)
                 request.fail(codec.encode_error(error))
+        return None
 
-    def _isolate(self, batch: list[Request], error: Exception) -> None:
-        """A hook raised: each request is tried alone, so that only the culprit fails."""
-        if len(batch) == 1:
-            self._fail(batch, error)
-            return
-        for request in batch:
-            self._run([request], time.monotonic_ns())
+    def _unbatch(self, outputs: Any, context: Any, requests: int) -> list[Any]:
+        try:
+            responses = self._batcher.unbatch(outputs, context)
+            if len(responses) != requests:
+                raise BatcherError(
+                    f"{type(self._batcher).__name__}.unbatch gave {len(responses)} responses for {requests} requests: "
+                    "it must give one per request, in their order"
+                )
+        except BatcherError as error:
+            raise WrongOutputError(BatcherError(f"{type(self._model).__name__}.predict_batch: {error}")) from error
+        return responses
 
     def _fail(self, batch: list[Request], error: Exception) -> None:
-        encoded = codec.encode_error(error)
+        encoded = codec.encode_error(error.error if isinstance(error, WrongOutputError) else error)
         answered = sum([request.answers for request in batch])
         self._count_failed(answered, answered)
         for request in batch:
@@ -174,7 +196,7 @@ class Worker:
 
     # --- counting: before the reply, so that its caller finds it counted ------------------------------------------
 
-    def _count_batch(self, batch: list[Request], nanoseconds: int, context: Any) -> None:
+    def _count_batch(self, batch: Sequence[Request], nanoseconds: int, context: Any) -> None:
         cells, row = self._cells, self._row
         cells[row + board.BATCHES] += 1
         cells[row + board.REQUESTS] += sum([request.answers for request in batch])

@@ -163,7 +163,8 @@ def test_every_caller_of_a_batch_gets_an_exception_of_its_own(tmp_path: Path) ->
     assert len({id(error.__cause__) for error in errors}) == 200
     assert {(type(error), str(error)) for error in errors} == {(ValueError, "no")}
 
-    with ModelHost(RaisesWhenOpen)(str(entered), str(gate)) as host, ThreadPoolExecutor(8) as pool:
+    host = ModelHost(RaisesWhenOpen, isolate_errors=False)(str(entered), str(gate))
+    with host, ThreadPoolExecutor(8) as pool:
         first = pool.submit(host.predict, request(1))
         wait_until(entered.exists)
         rest = [host.submit(request(number)) for number in range(2, 9)]
