@@ -8,11 +8,13 @@ just miss the batch: two half batches alternate. The rule learns
     A + B n    the seconds that a batch of size n takes (least squares over recent batches),
     S(delta)   the share of a batch's callers whose next request arrives within delta of the batch's completion,
 
-and, with q requests waiting and E = S(delta) n - (those back already) still expected, waits the delta that maximises
+and, with q requests waiting and E still expected within delta, waits the delta that maximises
 
     E A  -  (q + E) (delta - elapsed)
 
 E requests save the fixed cost A of a batch of their own; q + E are delayed. Where nothing gains, it does not wait.
+E is the smaller of two guesses: S(delta) n less those that are back already; and of those that are not back, the share
+that used to come between now and delta. After the first alone it would wait on for callers that have gone.
 All durations are seconds.
 """
 
@@ -28,6 +30,7 @@ LEAST_FIXED_COST = 50e-6  # below it no wait that the kernel can time is short e
 MEMORY = 0.95  # how much of what was learned about costs is kept from batch to batch
 LEARNING_INTERVAL = 1e-3  # at the least; with shorter batches learning would cost more than it gains
 LEARNING = 0.2  # the weight of the newest batch in the shares
+LEAST_EXPECTED = 0.5  # requests: fewer are not waited for
 OUTLIER = 4.0  # a batch may count for this many times what was expected of it: it may have been held up by others
 
 
@@ -155,12 +158,19 @@ class Returning:
         if fixed is None or fixed < LEAST_FIXED_COST:
             return 0.0
         back, replied = len(window.arrivals), window.replied
-        if self._share[-1] * replied - back <= 0.5:
+        if self._share[-1] * replied - back <= LEAST_EXPECTED:
             return 0.0
-        elapsed, best, best_wait = now - window.completion, 0.0, 0.0
+        elapsed, passed, best, best_wait = now - window.completion, 0.0, 0.0, 0.0
         for share, delta in zip(self._share, LADDER):
-            expected = share * replied - back
-            if delta <= elapsed or expected <= 0.5:
+            if delta <= elapsed:
+                passed = share
+                continue
+            if share <= passed:
+                continue
+            # Who is not back by now, though most used to be, will not come any more than the others came later.
+            late = (replied - back) * (share - passed) / (1.0 - passed)
+            expected = min(share * replied - back, late)
+            if expected <= LEAST_EXPECTED:
                 continue
             gain = expected * fixed - (queue.count + expected) * (delta - elapsed)
             if gain > best:

@@ -19,6 +19,7 @@ DEFAULT = {
 }
 EXTRA = {
     "floors": "what the machine allows: pipe round trip, memcpy",
+    "policy": "when batches are cut: our rule beside fixed delays (about five minutes; draws the figure of the docs)",
     "profile": "where the time of one request goes, caller's side and worker's side",
 }
 
@@ -35,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="name", help="benchmarks to run, or 'list'")
     parser.add_argument("--rounds", type=int, default=Options.rounds, help="rounds of each cell (default %(default)s)")
     parser.add_argument("--window", type=float, default=Options.window, help="seconds a cell (default %(default)s)")
-    parser.add_argument("--cells", default="", help="only these cells, with commas between (transport)")
+    parser.add_argument("--cells", default="", help="only these cells, with commas between (transport, policy)")
     parser.add_argument("--quick", action="store_true", help="one short round: does it run at all?")
     parser.add_argument("--out", metavar="FILE", help="append the rows as JSON lines")
     parsed = parser.parse_args(arguments)

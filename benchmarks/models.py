@@ -1,8 +1,9 @@
-"""Models that cost nothing, so that what is measured is the library."""
+"""Models that cost nothing or only time, so that what is measured is the library."""
 
 from __future__ import annotations
 
 import cProfile
+import time
 from typing import Any
 
 
@@ -28,4 +29,16 @@ class ProfiledEcho(Echo):
         if x.shape[1:] == (1,):
             self._profile.disable()
             self._profile.dump_stats(self._path)
+        return x
+
+
+class Sleeps:
+    """Gives back the batch it gets after `fixed + rows * per_row` seconds, in which it uses no CPU."""
+
+    def __init__(self, fixed: float, per_row: float) -> None:
+        self._fixed = fixed
+        self._per_row = per_row
+
+    def predict_batch(self, x: Any) -> Any:
+        time.sleep(self._fixed + self._per_row * len(x))
         return x
