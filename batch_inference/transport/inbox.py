@@ -173,18 +173,32 @@ class RemoteInbox:
         self._full: list[FarChannel] = []  # channels that could not take all wake-ups
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        sources: list[Any] = [self._pipe, self._control]
-        readable, writable, _ = select.select(sources, self._full, [], timeout)
-        if writable:
-            self.flush()
-        if self._control in readable:
+        if self._full or self._control.pending:
+            commands, requests = self._wait_for_room(timeout)
+        else:
+            sources: list[Any] = [self._pipe, self._control]
+            readable = select.select(sources, [], [], timeout)[0]
+            commands, requests = self._control in readable, self._pipe in readable
+        if commands:
             self._obey()
-        if self._pipe in readable:
+        if requests:
             self._parked += read_descriptors(self._pipe)
         if not self._parked:
             return []
         descriptors, self._parked = self._parked, []
         return [incoming for descriptor in descriptors if (incoming := self._open(descriptor)) is not None]
+
+    def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
+        """Waits for commands and requests, and to write what did not fit: with poll, as select knows no large numbers."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        poll.register(self._control, select.POLLIN | (select.POLLOUT if self._control.pending else 0))
+        for channel in self._full:
+            poll.register(channel, select.POLLOUT)
+        ready = dict(poll.poll(None if timeout is None else timeout * 1e3))
+        if any(event & select.POLLOUT for event in ready.values()):
+            self.flush()
+        return bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT), self._pipe in ready
 
     def _open(self, descriptor: Descriptor) -> Incoming | None:
         client, number, segment_number, unit, gen, _, _ = descriptor
@@ -220,7 +234,9 @@ class RemoteInbox:
     def flush(self) -> None:
         if self._control.pending:
             self._control.flush()
-        self._full = [channel for channel in (*self._full, *self.posted) if not channel.flush()]
+        if self._full:
+            self.posted.update(self._full)  # each once
+        self._full = [channel for channel in self.posted if not channel.flush()]
         self.posted.clear()
 
     def _obey(self) -> None:
