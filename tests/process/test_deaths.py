@@ -22,6 +22,7 @@ from batch_inference.testing import Blocks, Dies, Doubles, alive, no_leaks, wait
 from tests.process import faulty
 from tests.process.conftest import environment
 from tests.process.load import MANY, Application, Load, kill, parent_of, supervisor_pid, value, worker_pid
+from tests.process.models import Inflates
 
 SECONDS = float(os.environ.get("BATCH_INFERENCE_KILL_SECONDS", "6"))  # 20 for the figure in the documentation
 
@@ -501,3 +502,83 @@ def test_exit_statuses_that_the_application_takes_or_ignores_change_nothing(run_
 def test_a_death_in_the_first_batch_is_survived(tmp_path: Path) -> None:
     with ModelHost(Dies)(once=str(tmp_path / "died")) as host:
         assert host.predict(-value(4), timeout=30).tolist() == [[-8]]
+
+
+# --- more replies and requests than pipes hold ------------------------------------------------------------------------
+
+MANY_REQUESTS = 10_000  # a loop's pipe holds the wake-ups of 8,192 replies, a worker's pipe 2,048 requests
+
+
+def leave_replies_unread(host: ModelHost, meanwhile: Any) -> bool:
+    """Whether tasks get the right replies though their loop did not run from the first one to the end of `meanwhile`."""
+
+    async def calls() -> bool:
+        worker, before = worker_pid(host), host.statistics().requests
+        kill(worker, signal.SIGSTOP)
+        try:
+            tasks = [asyncio.ensure_future(host.apredict(value(number))) for number in range(MANY_REQUESTS)]
+            while host.statistics().pending < MANY_REQUESTS:
+                await asyncio.sleep(0.01)
+        finally:
+            kill(worker, signal.SIGCONT)
+        wait_until(lambda: host.statistics().requests == before + MANY_REQUESTS, 30)
+        meanwhile(worker)
+        answers = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        return [answer.tolist() for answer in answers] == [[[2 * number]] for number in range(MANY_REQUESTS)]
+
+    return asyncio.run(calls())
+
+
+def test_requests_beyond_the_size_of_a_pipe_survive_the_death_of_a_worker_that_read_none() -> None:
+    with ModelHost(Doubles, max_batch_size=256)() as host:
+        for victim in (worker_pid, supervisor_pid):
+            pid, worker = victim(host), worker_pid(host)
+            kill(worker, signal.SIGSTOP)
+            futures = [host.submit(value(number)) for number in range(MANY_REQUESTS)]
+            kill(pid)
+            kill(worker, signal.SIGCONT)
+            for number, future in enumerate(futures):
+                assert future.result(timeout=60).tolist() == [[2 * number]]
+
+
+def test_replies_whose_wake_ups_did_not_fit_a_pipe_survive_the_death_of_the_worker() -> None:
+    with ModelHost(Doubles, max_batch_size=256)() as host:
+
+        def die(worker: int) -> None:
+            kill(worker)
+            wait_until(lambda: worker_pid(host) != worker, 20)
+
+        assert leave_replies_unread(host, die)
+
+
+def test_an_application_that_is_killed_with_more_replies_unread_than_fit_hurts_nobody() -> None:
+    with ModelHost(Doubles, max_batch_size=256, name=f"unread-{os.getpid()}", linger=0.0)() as host:
+        worker = worker_pid(host)
+        child = os.fork()
+        if not child:
+            try:
+                host.predict(value(1), timeout=20)
+                leave_replies_unread(host, lambda worker: kill(os.getpid()))
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        for number in range(20):
+            assert host.predict(value(number), timeout=20).tolist() == [[2 * number]]
+        assert worker_pid(host) == worker
+
+
+def test_replies_too_large_for_their_slots_arrive_though_the_supervisor_was_stopped() -> None:
+    """They go by way of the supervisor, and the worker must go on writing when nothing else wakes it."""
+    with ModelHost(Inflates, batcher=ListBatcher())() as host:
+        small = [host.submit(np.int64(10)) for _ in range(600)]  # so that there is memory for as many
+        assert all(len(future.result(timeout=30)) == 10 for future in small)
+        supervisor, sizes = supervisor_pid(host), range(1 << 16, (1 << 16) + 600)
+        kill(supervisor, signal.SIGSTOP)
+        try:
+            futures = [host.submit(np.int64(size)) for size in sizes]
+            wait_until(lambda: host.statistics().requests == 1200, 30)
+        finally:
+            kill(supervisor, signal.SIGCONT)
+        for size, future in zip(sizes, futures):
+            reply = future.result(timeout=30)
+            assert len(reply) == size and (reply == size % 251).all()
