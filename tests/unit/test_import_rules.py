@@ -23,6 +23,7 @@ ALLOWED = {
     "errors": "",
     "machine": "",
     "policy": "",
+    "isolation": "",
     "statistics": "",
     "testing": "",
     "buffers": "",
@@ -38,7 +39,7 @@ ALLOWED = {
     "supervisor": "errors logs machine options payload statistics transport",
     # the worker process
     "waiting": "batcher errors policy transport",
-    "worker": "batcher buffers errors logs machine options payload policy statistics tensors transport waiting",
+    "worker": "batcher buffers errors isolation logs machine options payload policy statistics tensors transport waiting",
     # the application's process
     "link": "errors logs machine options payload statistics transport",
     "client": "errors link machine options payload statistics tensors transport",
