@@ -143,7 +143,9 @@ class Client:
         """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC)."""
         encoded = codec.encode(args)
         slot = self._free_slot(encoded)
-        if slot is None:
+        if slot is None and not self._hungry and not self._crowded():
+            slot = self.arena.acquire(self._slot_size(encoded.size))
+        if slot is None:  # only now: while anybody waits for room, nobody else may take any
             slot = self._wait_for_room(self._slot_size(encoded.size), deadline)
         return self._write(slot, encoded)
 

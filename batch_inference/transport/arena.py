@@ -162,8 +162,8 @@ class Arena:
             if slot is None:
                 self._merge()
                 slot = self._cut(order)
-            if slot is None and grow and self._grow(order):
-                slot = self._cut(order)
+            while slot is None and grow and self._grow(order):
+                slot = self._cut(order)  # None if another thread, which needs no lock for it, was quicker
             return slot
 
     def _cut(self, order: int) -> Slot | None:
