@@ -111,8 +111,13 @@ def parse_arguments() -> argparse.Namespace:
     own = Path(__file__).with_name("sentences.txt")
     parser.add_argument("--sentences", type=Path, default=own, metavar="FILE", help="one a line (default: ours)")
     parser.add_argument("--limit", type=int, metavar="N", help="use only N of the sentences, evenly spread")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each is sent (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="times that each is sent (default: %(default)s)")
     parser.add_argument("--callers", type=int, default=32, help="threads that ask (default: %(default)s)")
+    # One core for the callers: compute threads that wait for a core hold up all the others at every step.
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    parser.add_argument(
+        "--threads", type=int, default=threads, help="compute threads of the model (default: cores - 1)"
+    )
     parser.add_argument("--max-batch-size", type=int, default=32, help="(default: %(default)s)")
     return parser.parse_args()
 
@@ -138,9 +143,12 @@ def main() -> int:
     columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         size = (arguments.rounds, arguments.callers, progress)
-        one = ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1)(str(folder))
+        one = ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1, threads=arguments.threads)(
+            str(folder)
+        )
         unbatched = measure(one, inputs, *size, "unbatched")
-        many = ModelHost(SentenceModel, max_batch_size=arguments.max_batch_size)(str(folder))
+        limits = {"max_batch_size": arguments.max_batch_size, "threads": arguments.threads}
+        many = ModelHost(SentenceModel, **limits)(str(folder))
         batched = measure(many, inputs, *size, "batched")
 
     console.print(results(unbatched, batched))
