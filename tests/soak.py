@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from batch_inference import BatchInferenceError, ModelHost
+from batch_inference import BatchInferenceError, ModelHost, OverloadedError
 from batch_inference.testing import alive
 from tests.process.load import MANY, kill, parent_of
 
@@ -96,7 +96,7 @@ class Application:
             self._count("wrong", f"{request.ravel()[:2]} {request.shape} -> {np.ravel(answer)[:2]} {np.shape(answer)}")
 
     def _failed(self, error: BaseException) -> None:
-        if isinstance(error, (BatchInferenceError, asyncio.CancelledError)):
+        if isinstance(error, (BatchInferenceError, asyncio.CancelledError)) and not isinstance(error, OverloadedError):
             self._count(type(error).__name__, "" if "Timeout" in type(error).__name__ else str(error))
         else:
             self._count("lost", repr(error))

@@ -510,7 +510,7 @@ MANY_REQUESTS = 10_000  # a loop's pipe holds the wake-ups of 8,192 replies, a w
 
 
 def leave_replies_unread(host: ModelHost, meanwhile: Any) -> bool:
-    """Whether tasks get the right replies though their loop did not run from the first one to the end of `meanwhile`."""
+    """Whether tasks get the right replies though their loop did not run from the first to the end of `meanwhile`."""
 
     async def calls() -> bool:
         worker, before = worker_pid(host), host.statistics().requests
@@ -582,3 +582,18 @@ def test_replies_too_large_for_their_slots_arrive_though_the_supervisor_was_stop
         for size, future in zip(sizes, futures):
             reply = future.result(timeout=30)
             assert len(reply) == size and (reply == size % 251).all()
+
+
+def test_nobody_is_told_that_there_is_no_room_while_there_is() -> None:
+    """Slots of many sizes are cut, put together and added by many threads at once."""
+    with ModelHost(Doubles, max_batch_size=256)() as host, ThreadPoolExecutor(12) as pool:
+
+        def call(caller: int) -> None:
+            source = random.Random(caller)
+            for number in range(100):
+                x = np.full((1, source.choice([1, 10, 1000, 5000, 50_000])), caller * 1000.0 + number)
+                reply = host.submit(x).result(timeout=30) if caller % 2 else host.predict(x, timeout=30)
+                assert np.array_equal(reply, 2 * x)
+
+        for done in [pool.submit(call, caller) for caller in range(12)]:
+            done.result(timeout=60)
