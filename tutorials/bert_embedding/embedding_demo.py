@@ -143,12 +143,10 @@ def main() -> int:
     columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         size = (arguments.rounds, arguments.callers, progress)
-        one = ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1, threads=arguments.threads)(
-            str(folder)
-        )
+        threads = arguments.threads
+        one = ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1, threads=threads)(str(folder))
         unbatched = measure(one, inputs, *size, "unbatched")
-        limits = {"max_batch_size": arguments.max_batch_size, "threads": arguments.threads}
-        many = ModelHost(SentenceModel, **limits)(str(folder))
+        many = ModelHost(SentenceModel, max_batch_size=arguments.max_batch_size, threads=threads)(str(folder))
         batched = measure(many, inputs, *size, "batched")
 
     console.print(results(unbatched, batched))
