@@ -16,6 +16,7 @@ import queue
 import select
 import socket
 import struct
+import sys
 import threading
 from typing import Any
 
@@ -108,6 +109,8 @@ def deliver(content: dict[str, Any]) -> None:
 
 def write_output(data: bytes) -> None:
     """Copies what a worker printed to our standard error; drops it where nobody reads that."""
+    if sys.__stderr__ is None:  # closed before we began: descriptor 2 may be anything now
+        return
     for start in range(0, len(data), 4096):  # a pipe that select calls writable takes this much without blocking
         try:
             if select.select([], [2], [], 1.0)[1]:
