@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from batch_inference import logs, payload
+from batch_inference import logs, payload, processes
 from batch_inference import statistics as board
 from batch_inference.errors import (
     BatchInferenceError,
@@ -48,8 +46,6 @@ JOIN_TIMEOUT = 30.0  # seconds for finding or starting a supervisor and its welc
 DEATH_TIMEOUT = 5.0  # seconds between the end of a supervisor's connection and its own
 ELECTIONS = 5  # in a minute, before a supervisor that keeps dying is given up
 THREAD_CHANNELS_AT_ONCE = 8
-
-_launched: list[subprocess.Popen[bytes]] = []  # supervisors that this process started, until they are reaped
 
 
 class Peer:
@@ -216,7 +212,7 @@ class Link:
         else:
             sock, listens = handshake.connect_or_listen(self.address, deadline)
             if listens:
-                launched = launch(sock, self.config)
+                launched = processes.start_supervisor(payload.read_settings(self.config)["python"], sock, self.config)
                 sock = handshake.connect(self.address)
                 if sock is None:
                     return False
@@ -355,7 +351,7 @@ class Link:
             elif message["type"] == "bye":
                 if not message["ending"]:
                     self._disconnect()
-                    reap_later(self._supervisor_pid)
+                    processes.reap_later(self._supervisor_pid)
             else:
                 self._relay.put(message)
 
@@ -407,7 +403,7 @@ class Link:
         for peer in self._peers.values():
             os.close(peer.pidfd)
         self._peers.clear()
-        reap()
+        processes.reap()
 
     def _close_descriptors(self) -> None:
         for fd in (self._wake, -1 if self.config is None else self.config):
@@ -443,37 +439,3 @@ def failure(message: Message) -> BatchInferenceError:
         "allows: the host has "
         f"given up. Mend the cause, then stop() and start() the host{output}"
     )
-
-
-def launch(listener: Any, config: int) -> subprocess.Popen[bytes]:
-    """Starts a supervisor that listens on the socket `listener`, which is closed here."""
-    reap()
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    fds = (listener.fileno(), config)
-    code = f"import sys; sys.path.append({root!r}); from batch_inference.supervisor import main; main{fds}"
-    try:
-        process = subprocess.Popen(
-            [payload.read_settings(config)["python"], "-S", "-c", code],
-            stdin=subprocess.DEVNULL,
-            pass_fds=fds,
-            cwd="/",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise TransportError(f"the Python interpreter {sys.executable} cannot be started: {error}") from error
-    finally:
-        listener.close()
-    _launched.append(process)
-    return process
-
-
-def reap() -> None:
-    """Takes note of supervisors that this process started and that have ended."""
-    _launched[:] = [process for process in _launched if process.poll() is None]
-
-
-def reap_later(pid: int) -> None:
-    """Leaves no zombie of a supervisor that goes on without this process, if it was this one that started it."""
-    for process in [process for process in _launched if process.pid == pid]:
-        _launched.remove(process)
-        threading.Thread(target=process.wait, name="batch_inference-reaper", daemon=True).start()

@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from batch_inference import payload
+from batch_inference import payload, processes
 from batch_inference import statistics as board
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
@@ -104,7 +103,7 @@ class Supervisor:
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
             self._watch_for_room()
-        kill_orphans(None)
+        processes.kill_orphans(None)
         deadline = time.monotonic() + LAST_WORDS_TIMEOUT
         for client in list(self._clients.values()):
             client.connection.flush_until(deadline)
@@ -385,8 +384,8 @@ class Supervisor:
             self._hear_worker(worker, 0)  # what it said last: the traceback of a failed load, or a reply
         assert worker.process is not None
         pid, code = worker.process.pid, worker.process.wait()
-        kill_orphans(pid)
-        who, how = str(worker), describe_exit(code)
+        processes.kill_orphans(pid)
+        who, how = str(worker), processes.describe_exit(code)
         self._close(worker)
         message = {
             "type": "gone",
@@ -540,58 +539,9 @@ def describe_difference(ours: dict[str, str], theirs: dict[str, str] | None) -> 
     )
 
 
-def describe_exit(code: int) -> str:
-    """What an exit status says, in words."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = ": out of memory, or somebody killed it" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
-
-
-def kill_orphans(session: int | None) -> None:
-    """Ends what a dead worker left behind: as subreaper we inherit it. None: whatever worker it came from."""
-    killed = True
-    while killed:  # then their children are ours
-        killed = False
-        try:
-            with open("/proc/thread-self/children") as file:
-                children = [int(pid) for pid in file.read().split()]
-        except OSError:
-            return  # a kernel without CONFIG_PROC_CHILDREN
-        for pid in children:
-            try:
-                if session is None or os.getsid(pid) == session:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    killed = True
-            except OSError:
-                pass  # gone already
-
-
-def become_supervisor() -> None:
-    """Detaches from the application's terminal output, and adopts what workers leave behind when they die."""
-    import ctypes
-    import resource
-
-    PR_SET_CHILD_SUBREAPER = 36
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an application that ignores it would hide how its workers died
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
-
-
 def main(listener: int, config: int) -> None:
     for fd in (listener, config):
         os.set_inheritable(fd, False)
-    become_supervisor()
+    processes.become_supervisor()
     Supervisor(socket.socket(fileno=listener), config).run()
     sys.stdout.flush()

@@ -11,19 +11,17 @@ processes: it is the same in a thread of the application, where its inbox is ano
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
-import signal
 import socket
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from batch_inference import logs, payload
+from batch_inference import logs, payload, processes
 from batch_inference import statistics as board
 from batch_inference.batcher.batcher import Batcher, model_arguments
 from batch_inference.batcher.multi_batcher import MultiBatcher
@@ -238,11 +236,11 @@ def warm_up(model: Any, recipe: payload.Recipe) -> None:
 
 def main(index: int, supervisor: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
     """Runs worker number `index` on descriptors that its supervisor passed on."""
-    _die_with(supervisor)
+    processes.become_worker(supervisor)
     try:
         serve(index, config, control, pipe, log, board_fd)
     except BaseException as error:
-        end(error)
+        processes.end(error)
 
 
 def serve(index: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
@@ -267,33 +265,3 @@ def serve(index: int, config: int, control: int, pipe: int, log: int, board_fd: 
     connection.send({"type": "ready"})
     Worker(model, recipe, inbox, cells.quads, board.worker_row(index)).run()
     payload.close_model(model)
-
-
-def end(error: BaseException) -> NoReturn:
-    """Ends this process as `error` would, but at once: threads that a model left running must not keep it."""
-    code = 1
-    if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-    elif error.code is None or isinstance(error.code, int):
-        code = error.code or 0
-    else:
-        print(error.code, file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code & 0xFF)
-
-
-def _die_with(supervisor: int) -> None:
-    """Asks the kernel to kill us when the supervisor ends, however that happens and whatever we are doing then.
-
-    And to end short waits on time.
-    """
-    import ctypes
-
-    PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns: a wait of 100 us shall not take 150
-    if os.getppid() != supervisor:  # it was quicker than we
-        os._exit(1)

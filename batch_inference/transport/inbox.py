@@ -189,7 +189,7 @@ class RemoteInbox:
         return [incoming for descriptor in descriptors if (incoming := self._open(descriptor)) is not None]
 
     def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
-        """Waits for commands and requests, and to write what did not fit: with poll, as select knows no large numbers."""
+        """Waits for commands, requests, and room for what did not fit: with poll, as select knows no large numbers."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         poll.register(self._control, select.POLLIN | (select.POLLOUT if self._control.pending else 0))

@@ -22,6 +22,7 @@ ALLOWED = {
     # values and helpers without further needs
     "errors": "",
     "machine": "",
+    "processes": "errors",
     "policy": "",
     "isolation": "",
     "statistics": "",
@@ -36,12 +37,15 @@ ALLOWED = {
     "payload": "errors options",
     "logs": "transport",
     # the supervisor process
-    "supervisor": "errors logs machine options payload statistics transport",
+    "supervisor": "errors logs machine options payload processes statistics transport",
     # the worker process
     "waiting": "batcher errors policy transport",
-    "worker": "batcher buffers errors isolation logs machine options payload policy statistics tensors transport waiting",
+    "worker": (
+        "batcher buffers errors isolation logs machine options payload policy processes statistics tensors transport "
+        "waiting"
+    ),
     # the application's process
-    "link": "errors logs machine options payload statistics transport",
+    "link": "errors logs machine options payload processes statistics transport",
     "client": "errors link machine options payload statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict

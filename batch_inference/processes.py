@@ -1,0 +1,134 @@
+"""What we ask of the kernel about processes: starting and reaping them, dying together, orphans, exit status in words.
+
+Loaded by every process of a host, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from typing import NoReturn
+
+from batch_inference.errors import TransportError
+
+_launched: list[subprocess.Popen[bytes]] = []  # supervisors that this process started, until they are reaped
+
+
+def start_supervisor(python: str, listener: socket.socket, config: int) -> subprocess.Popen[bytes]:
+    """Starts a supervisor that listens on the socket `listener`, which is closed here. TransportError if it cannot."""
+    reap()
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    fds = (listener.fileno(), config)
+    code = f"import sys; sys.path.append({root!r}); from batch_inference.supervisor import main; main{fds}"
+    try:
+        process = subprocess.Popen(
+            [python, "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TransportError(f"the Python interpreter {python} cannot be started: {error}") from error
+    finally:
+        listener.close()
+    _launched.append(process)
+    return process
+
+
+def reap() -> None:
+    """Takes note of supervisors that this process started and that have ended."""
+    _launched[:] = [process for process in _launched if process.poll() is None]
+
+
+def reap_later(pid: int) -> None:
+    """Leaves no zombie of a supervisor that goes on without this process, if it was this one that started it."""
+    for process in [process for process in _launched if process.pid == pid]:
+        _launched.remove(process)
+        threading.Thread(target=process.wait, name="batch_inference-reaper", daemon=True).start()
+
+
+def become_supervisor() -> None:
+    """Detaches from the application's terminal output, and adopts what workers leave behind when they die."""
+    import ctypes
+    import resource
+
+    PR_SET_CHILD_SUBREAPER = 36
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an application that ignores it would hide how its workers died
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if null > 2:  # else the application had closed one of them
+        os.close(null)
+
+
+def become_worker(supervisor: int) -> None:
+    """Asks the kernel to kill us when the supervisor ends, however that happens and whatever we are doing then.
+
+    And to end short waits on time.
+    """
+    import ctypes
+
+    PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns: a wait of 100 us shall not take 150
+    if os.getppid() != supervisor:  # it was quicker than we
+        os._exit(1)
+
+
+def end(error: BaseException) -> NoReturn:
+    """Ends this process as `error` would, but at once: threads that a model left running must not keep it."""
+    code = 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif error.code is None or isinstance(error.code, int):
+        code = error.code or 0
+    else:
+        print(error.code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def describe_exit(code: int) -> str:
+    """What an exit status says, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ": out of memory, or somebody killed it" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def kill_orphans(session: int | None) -> None:
+    """Ends what a dead worker left behind: as subreaper we inherit it. None: whatever worker it came from."""
+    killed = True
+    while killed:  # then their children are ours
+        killed = False
+        try:
+            with open("/proc/thread-self/children") as file:
+                children = [int(pid) for pid in file.read().split()]
+        except OSError:
+            return  # a kernel without CONFIG_PROC_CHILDREN
+        for pid in children:
+            try:
+                if session is None or os.getsid(pid) == session:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    killed = True
+            except OSError:
+                pass  # gone already
