@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -11,6 +13,7 @@ from batch_inference import BatchInferenceError, ConfigError, HostClosedError, M
 from batch_inference.batcher import ListBatcher
 from batch_inference.errors import RemoteTraceback
 from batch_inference.testing import Doubles, alive, wait_until
+from tests.process.conftest import environment
 
 ONE = np.ones((1, 2), "f")
 
@@ -185,3 +188,25 @@ def test_an_application_with_open_files_far_above_1023_can_host_a_model() -> Non
         for fd in held:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+CLOSED = """
+import os, sys
+import numpy as np
+from batch_inference import ModelHost
+from batch_inference.testing import Doubles
+
+with ModelHost(Doubles) as host:
+    assert host.predict(np.ones(2)).tolist() == [2, 2]
+    assert host.submit(np.ones(2)).result(30).tolist() == [2, 2]
+open(sys.argv[1], "w").close()
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_an_application_without_standard_descriptors_can_host_a_model(closed: str, tmp_path) -> None:
+    """As daemons are: descriptors of ours may then have the numbers 0 to 2."""
+    (tmp_path / "script.py").write_text(CLOSED)
+    command = f"exec '{sys.executable}' '{tmp_path}/script.py' '{tmp_path}/done' {closed}"
+    subprocess.run(["bash", "-c", command], env=environment(), timeout=60, check=True)
+    assert (tmp_path / "done").exists()
