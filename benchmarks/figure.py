@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,13 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+def available() -> bool:
+    """Whether figures can be drawn: they take the extra `bench`."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def draw(curves: Curves, path: str) -> None:
-    """Writes an SVG; does without a time stamp, so that the same curves are the same file."""
+    """Writes an SVG without a time stamp, so that the same curves are the same file."""
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "policy", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3})

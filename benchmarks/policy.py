@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from batch_inference import ModelHost
 from batch_inference.policy import FixedDelay
 from benchmarks import load
-from benchmarks.figure import Curves, draw
+from benchmarks.figure import Curves, available, draw
 from benchmarks.machine import Meter
 from benchmarks.measure import Goal, Row, Sample, judge
 from benchmarks.models import Sleeps
@@ -37,7 +38,7 @@ PER_ROW = 20e-6
 MAX_BATCH = 64
 SHAPE = (1, 4)
 STAGGER = 10e-3  # callers that start together would share their batches for ever, whatever the policy
-FIGURE = "docs/figures/policy.svg"
+FIGURE = str(Path(__file__).parents[1] / "docs" / "figures" / "policy.svg")
 SHARE_OF_WINDOW, ROUNDS = 0.4, 3  # there are many cells
 GROUPS = ("tasks", "threads", "slow", "open", "step", "figure")
 
@@ -281,6 +282,14 @@ def curves(bench: Bench) -> Curves:
     return found
 
 
+def figure(bench: Bench) -> None:
+    if available():
+        draw(curves(bench), FIGURE)
+        log(f"  {FIGURE}")
+    else:
+        log("  no figure: it takes matplotlib, the extra [bench]")
+
+
 def run(options: Options) -> list[Row]:
     unknown = set(options.cells) - set(GROUPS)
     if unknown:
@@ -297,8 +306,7 @@ def run(options: Options) -> list[Row]:
             if "step" in groups:
                 rows += steps(bench)
             if "figure" in groups and options.rounds > 1:
-                draw(curves(bench), FIGURE)
-                log(f"  {FIGURE}")
+                figure(bench)
     if "slow" in groups:
         with started(options, 20e-3, [*DELAYS, OURS]) as bench:
             for cell in slow():
