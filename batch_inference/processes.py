@@ -22,9 +22,12 @@ _launched: list[subprocess.Popen[bytes]] = []  # supervisors that this process s
 
 def start_supervisor(python: str, listener: socket.socket, config: int) -> subprocess.Popen[bytes]:
     """Starts a supervisor that listens on the socket `listener`, which is closed here. TransportError if it cannot."""
+    import fcntl
+
     reap()
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    fds = (listener.fileno(), config)
+    # Not 0 to 2, which they may have in an application that closed its standard descriptors, as daemons do.
+    fds = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (listener.fileno(), config))
     code = f"import sys; sys.path.append({root!r}); from batch_inference.supervisor import main; main{fds}"
     try:
         process = subprocess.Popen(
@@ -37,6 +40,8 @@ def start_supervisor(python: str, listener: socket.socket, config: int) -> subpr
     except OSError as error:
         raise TransportError(f"the Python interpreter {python} cannot be started: {error}") from error
     finally:
+        for fd in fds:
+            os.close(fd)
         listener.close()
     _launched.append(process)
     return process

@@ -544,4 +544,5 @@ def main(listener: int, config: int) -> None:
         os.set_inheritable(fd, False)
     processes.become_supervisor()
     Supervisor(socket.socket(fileno=listener), config).run()
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed by the application
+        sys.stdout.flush()
