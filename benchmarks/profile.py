@@ -90,7 +90,7 @@ def print_samples(title: str, raw: str) -> None:
     own: collections.Counter[str] = collections.Counter()
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
-        if stack:
+        if stack and count.isdigit():  # the tool's own messages stand between
             own[stack.rpartition(";")[2]] += int(count)
     total = sum(own.values())
     print(f"\n{title} (py-spy, {total} samples)")
