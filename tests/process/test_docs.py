@@ -63,7 +63,9 @@ def test_readme_lists_the_options_and_errors_there_are() -> None:
     assert all(name in batch_inference.__all__ for name in errors)
     for field in dataclasses.fields(Options):
         default = re.search(rf"^\| `{field.name}` \| `?([^|`]*)`? \|", text, re.MULTILINE)
-        if isinstance(field.default, (int, float)):
+        if isinstance(field.default, bool):
+            assert default and default[1] == str(field.default), field.name
+        elif isinstance(field.default, (int, float)):
             assert default and float(default[1].replace(",", "")) == field.default, field.name
 
 
