@@ -197,12 +197,13 @@ class Supervisor:
         }
         client.connection.send(welcome, [self._pidfd, self._board.fd, self._config])
         for worker in self._workers:
+            if message.get("again") is True:  # it was ready under the supervisor before us, whoever elected this one
+                worker.was_ready = True
             if worker.ready:
                 self._tell_ready(client, worker)
         if not self._started:  # not before somebody is there to hear how it goes
             self._started = True
             for worker in self._workers:
-                worker.was_ready = message.get("again") is True  # under the supervisor before us
                 self._spawn(worker)
 
     def _refuse(self, client: Client, why: str) -> None:

@@ -209,7 +209,7 @@ class Soak:
                 report = json.loads(output.splitlines()[-1])
             except (subprocess.TimeoutExpired, ValueError, IndexError):
                 application.kill()
-                self.counts["hung"] += 1
+                self.counts["hung" if application.returncode is None else "failed to start"] += 1
                 continue
             self.counts.update(report["counts"])
             self.notes += report["notes"]
@@ -295,7 +295,7 @@ def main() -> int:
     soak.run(60 * options.minutes)
     soak.finish()
     print(f"{'answers':16}{soak.counts.pop('answers', 0)}")
-    bad = {name: soak.counts.pop(name, 0) for name in ("wrong", "lost", "hung", "leaked", "processes left")}
+    bad = {name: soak.counts.pop(name, 0) for name in ("wrong", "lost", "hung", "failed to start", "leaked", "processes left")}
     for name, count in bad.items():
         print(f"{name:16}{count}")
     for title, counts in (("ended otherwise", soak.counts), ("faults", soak.faults)):
