@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from batch_inference import statistics as board
@@ -237,13 +237,24 @@ class Client:
         self._send_assigned(assigned)
 
     def descriptor(self, slot: Slot) -> bytes:
-        link, unit = self.link, slot.offset // UNIT
         return DESCRIPTOR.pack(
-            link.client_number, slot.channel.number, slot.number, unit, slot.gen, slot.arrived, slot.deadline
+            self.link.client_number, slot.channel.number, slot.number, slot.unit, slot.gen, slot.arrived, slot.deadline
         )
 
     def collect(self, slot: Slot) -> Any:
         """The reply to a request that is done, or the exception that it ended in; frees the slot."""
+        with self._lock:
+            self._leave(slot)
+        return self.collect_left(slot)
+
+    def leave_all(self, slots: Iterable[Slot]) -> None:
+        """Requests that are done are not outstanding any more; `collect_left` gives their replies."""
+        with self._lock:
+            for slot in slots:
+                self._leave(slot)
+
+    def collect_left(self, slot: Slot) -> Any:
+        """`collect` after `leave_all`."""
         try:
             segment = slot.segment
             if slot.gen & TRANSPORT_SAMPLE == 1 or slot.gen < FIRST_SAMPLES:
@@ -253,7 +264,6 @@ class Client:
                 return codec.decode(segment.memory, slot.offset + slot.reply_at, size)
             return self._collect_rare(slot)
         finally:
-            self._leave(slot)
             self._release(slot)
 
     def _collect_rare(self, slot: Slot) -> Any:
@@ -306,8 +316,9 @@ class Client:
                 return  # another thread sweeps as well
             with self._lock:
                 through = slot.done or slot.worker is None
+                if through:
+                    self._leave(slot)
             if through:
-                self._leave(slot)
                 self._release(slot)
             else:
                 self._abandoned.append(slot)
@@ -360,9 +371,11 @@ class Client:
         link.cells[link.row + index] = count  # board.OUTSTANDING is 0
 
     def _leave(self, slot: Slot) -> None:
-        with self._lock:
-            if self._outstanding.pop(slot.key, None) is not None and slot.worker is not None:
-                self._count(slot.worker.index, -1)
+        """Needs the lock."""
+        if self._outstanding.pop(slot.key, None) is not None and (worker := slot.worker) is not None:
+            index, link = worker.index, self.link  # as _count does, but without the call
+            self._counts[index] = count = self._counts[index] - 1
+            link.cells[link.row + index] = count
 
     def _release(self, slot: Slot) -> None:
         self.arena.release(slot)

@@ -27,6 +27,7 @@ class Loops:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._sides: dict[int, LoopSide] = {}
+        self._latest: LoopSide | None = None  # of them
         self._fillers = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-fill")
         # Apart from those, which may all be waiting for the memory that a reply gives back when it is collected.
         self._collectors = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-collect")
@@ -34,9 +35,12 @@ class Loops:
     def side(self) -> LoopSide:
         """That of the running loop."""
         loop = asyncio.get_running_loop()
-        side = self._sides.get(id(loop))
+        side = self._latest
         if side is None or side.loop is not loop:
-            side = self._sides[id(loop)] = self._new_side(loop)
+            side = self._sides.get(id(loop))
+            if side is None or side.loop is not loop:
+                side = self._sides[id(loop)] = self._new_side(loop)
+            self._latest = side
         return side
 
     def close(self) -> None:
@@ -44,6 +48,7 @@ class Loops:
         for side in list(self._sides.values()):
             side.close()
         self._sides.clear()
+        self._latest = None
         self._fillers.shutdown(wait=False)
         self._collectors.shutdown(wait=False)
 
@@ -169,7 +174,7 @@ class LoopSide:
 
     def _answered(self, keys: list[int]) -> None:
         """The slots with these keys may be done; their headers say whether they are."""
-        waiting, collect = self._waiting, self._client.collect
+        waiting, client, ready = self._waiting, self._client, []
         for key in keys:
             entry = waiting.get(key)
             if entry is None:
@@ -183,8 +188,11 @@ class LoopSide:
                 done.set_result(_TO_BE_COLLECTED)
                 continue
             del waiting[key]
+            ready.append(entry)
+        client.leave_all([slot for slot, _ in ready])
+        for slot, done in ready:
             try:
-                reply = collect(slot)
+                reply = client.collect_left(slot)
             except StopIteration as error:  # which a future cannot hold
                 done.set_exception(RuntimeError(f"the model raised StopIteration: {error}"))
             except Exception as error:

@@ -51,6 +51,9 @@ class ConcatBatcher(Batcher):
 
     def batch(self, requests: list[Request]) -> tuple[Any, Any]:
         layout = self._layout(requests)
+        if all(map(_is_plain, requests[0])):  # then the others are as well, being of one kind: no structure to walk
+            columns = enumerate(zip(*requests))
+            return tuple([self._merge_tensors(column, (index,), layout) for index, column in columns]), layout
 
         def merge_tensors(column: Sequence[Any], path: Path) -> Any:
             return self._merge_tensors(column, path, layout)
@@ -171,6 +174,10 @@ class ConcatBatcher(Batcher):
 def _part(request: Request, rows: slice) -> Request:
     part: Request = _structure.map_tensors(tuple(request), lambda _, tensor: tensor[rows])
     return part
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in tensors.PLAIN
 
 
 def _rows(request: Request) -> int:

@@ -38,6 +38,7 @@ class Slot:
         "number",  # of the segment, within the arena
         "offset",  # bytes from the segment's start
         "order",  # log2 of the size
+        "unit",  # offset in units
         "word",  # index of the header's first word in segment.words
         "quad",  # index of the header's first quad in segment.quads
         "key",  # wire.slot_key
@@ -59,6 +60,7 @@ class Slot:
         self.number = number
         self.offset = offset
         self.order = order
+        self.unit = offset // UNIT
         self.word = offset // UNIT * WORDS_PER_UNIT
         self.quad = offset // UNIT * QUADS_PER_UNIT
         self.key = slot_key(number, offset // UNIT)

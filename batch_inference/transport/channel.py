@@ -85,16 +85,15 @@ class LocalRequestPipe:
 
 def read_descriptors(fd: int) -> list[tuple[int, ...]]:
     """Everything that waits in a non-blocking request pipe, oldest first."""
-    parts = []
+    descriptors: list[tuple[int, ...]] = []
     while True:
         try:
             part = os.read(fd, _READ_SIZE)
         except BlockingIOError:
-            break
-        parts.append(part)
+            return descriptors
+        descriptors += DESCRIPTOR.iter_unpack(part)
         if len(part) < _READ_SIZE:
-            break
-    return list(DESCRIPTOR.iter_unpack(b"".join(parts)))
+            return descriptors
 
 
 def chunks(descriptors: Sequence[bytes]) -> Iterable[bytes]:
@@ -130,7 +129,10 @@ class KeyChannel(NearChannel, Protocol):
 class FarChannel(Protocol):
     """The worker's end: `post` each finished slot, `flush` at the end of a batch."""
 
-    def post(self, segment: int, unit: int) -> None: ...
+    def post(self, segment: int, unit: int) -> bool:
+        """Tells of a finished slot; True when it takes a `flush` to send that."""
+        ...
+
     def flush(self) -> bool: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
@@ -166,8 +168,9 @@ class FarThreadChannel:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def post(self, segment: int, unit: int) -> None:
+    def post(self, segment: int, unit: int) -> bool:
         os.eventfd_write(self._fd, 1)
+        return False
 
     def flush(self) -> bool:
         return True
@@ -220,8 +223,9 @@ class FarPipeChannel:
         os.close(fd)
         self._posted: list[int] = []
 
-    def post(self, segment: int, unit: int) -> None:
+    def post(self, segment: int, unit: int) -> bool:
         self._posted.append(segment | unit << 32)  # slot_key
+        return True
 
     def flush(self) -> bool:
         """Sends what was posted; False when some is left."""
@@ -257,8 +261,9 @@ class LocalThreadChannel:
         except RuntimeError:
             pass  # woken already
 
-    def post(self, segment: int, unit: int) -> None:
+    def post(self, segment: int, unit: int) -> bool:
         self.wake(0)
+        return False
 
     def flush(self) -> bool:
         return True
@@ -278,8 +283,9 @@ class LocalKeyChannel:
         self._deliver = deliver
         self._posted: list[int] = []
 
-    def post(self, segment: int, unit: int) -> None:
+    def post(self, segment: int, unit: int) -> bool:
         self._posted.append(slot_key(segment, unit))
+        return True
 
     def flush(self) -> bool:
         posted, self._posted = self._posted, []

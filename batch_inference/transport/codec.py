@@ -104,13 +104,13 @@ class Layout:
     There is one object per layout that arrives, so it can stand for structure, dtypes and shapes as a key.
     """
 
-    __slots__ = ("template", "offsets", "head", "size", "single", "flat", "views", "copies", "_fillers")
+    __slots__ = ("template", "offsets", "head", "head_size", "size", "single", "flat", "views", "copies", "_fillers")
 
     def __init__(self, template: Any, specs: tuple[tensors.Spec, ...]) -> None:
         header = pickle.dumps((template, specs), protocol=5)
         self.template = template
         self.head = _U32.pack(len(header)) + header
-        self.size = len(self.head)
+        self.size = self.head_size = len(self.head)
         self.offsets: list[int] = []
         fillers = []  # what comes before each tensor
         for spec in specs:
@@ -148,6 +148,7 @@ _by_value: dict[Any, Layout] = {}
 _by_array: dict[Any, Layout] = {}  # quicker keys for the two commonest values: one array,
 _by_only_argument: dict[Any, Layout] = {}  # and a request of one array
 _by_header: dict[bytes, Layout] = {}
+_latest: Layout | None = None  # the last that was read: most often the next one too
 
 
 def encode(value: Any) -> Encoded:
@@ -201,13 +202,18 @@ def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> A
 
 def layout_at(memory: Memory, offset: int, length: int) -> Layout | None:
     """The layout of the plain value at `offset`; None if it was pickled. TransportError as for `decode`."""
-    (head,) = _U32.unpack_from(memory, offset)
-    if head == _PICKLED:
-        return None
-    if head + 4 > length:
-        raise TransportError(f"an encoded value of {length} bytes claims a header of {head}: the slot was overwritten")
-    header = bytes(memory[offset + 4 : offset + 4 + head])
-    layout = _by_header.get(header) or _learn(header)
+    global _latest
+    layout = _latest
+    if layout is None or memory[offset : offset + layout.head_size] != layout.head:
+        (head,) = _U32.unpack_from(memory, offset)
+        if head == _PICKLED:
+            return None
+        if head + 4 > length:
+            raise TransportError(
+                f"an encoded value of {length} bytes claims a header of {head}: the slot was overwritten"
+            )
+        header = bytes(memory[offset + 4 : offset + 4 + head])
+        _latest = layout = _by_header.get(header) or _learn(header)
     if layout.size > length:
         raise TransportError(f"an encoded value of {length} bytes claims {layout.size}: the slot was overwritten")
     return layout

@@ -15,12 +15,10 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import select
 import socket
 import stat
 import struct
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -166,7 +164,7 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 def random_address() -> str:
-    return f"\0batch_inference/{os.getuid()}/{secrets.token_hex(16)}"
+    return f"\0batch_inference/{os.getuid()}/{os.urandom(16).hex()}"
 
 
 def named_address(name: str) -> str:
@@ -225,6 +223,8 @@ def runtime_directory() -> str:
     if base and os.path.isdir(base) and os.stat(base).st_uid == os.geteuid():
         path = os.path.join(base, "batch_inference")
     else:
+        import tempfile  # brings much along that the supervisor does not need
+
         path = os.path.join(tempfile.gettempdir(), f"batch_inference-{os.geteuid()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)

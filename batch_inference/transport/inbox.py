@@ -138,8 +138,8 @@ class Incoming:
         segment.quads[quad + REPLY_SIZE] = size
         segment.quads[quad + DONE_AT] = time.monotonic_ns()
         segment.words[word + DONE_GEN] = self._gen  # last: from here on the slot is the client's again
-        channel.post(self._number, self._unit)
-        self._inbox.posted.add(channel)
+        if channel.post(self._number, self._unit):
+            self._inbox.posted.add(channel)
 
 
 class Inbox(Protocol):
@@ -167,6 +167,10 @@ class RemoteInbox:
         self.posted: set[FarChannel] = set()
         self._pipe = pipe
         self._control = control
+        self._control_fd = control.fileno()
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLIN)
+        self._poll.register(self._control_fd, select.POLLIN)
         self._peers: dict[int, Peer] = {}
         self._gone: set[int] = set()
         self._parked: list[Descriptor] = []
@@ -176,17 +180,19 @@ class RemoteInbox:
         if self._full or self._control.pending:
             commands, requests = self._wait_for_room(timeout)
         else:
-            sources: list[Any] = [self._pipe, self._control]
-            readable = select.select(sources, [], [], timeout)[0]
-            commands, requests = self._control in readable, self._pipe in readable
+            # poll is quicker, but its waits are whole milliseconds.
+            ready = (
+                select.select([self._pipe, self._control_fd], [], [], timeout)[0]
+                if timeout
+                else [fd for fd, _ in self._poll.poll(timeout)]
+            )
+            commands, requests = self._control_fd in ready, self._pipe in ready
         if commands:
             self._obey()
-        if requests:
-            self._parked += read_descriptors(self._pipe)
-        if not self._parked:
-            return []
         descriptors, self._parked = self._parked, []
-        return [incoming for descriptor in descriptors if (incoming := self._open(descriptor)) is not None]
+        if requests:
+            descriptors += read_descriptors(self._pipe)
+        return self._open(descriptors)
 
     def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
         """Waits for commands, requests, and room for what did not fit: with poll, as select knows no large numbers."""
@@ -200,18 +206,21 @@ class RemoteInbox:
             self.flush()
         return bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT), self._pipe in ready
 
-    def _open(self, descriptor: Descriptor) -> Incoming | None:
-        client, number, segment_number, unit, gen, _, _ = descriptor
-        try:
-            peer = self._peers[client]
-            memory, channel = peer.segments[segment_number], peer.channels[number]
-        except KeyError:
-            if client not in self._gone:
-                self._parked.append(descriptor)
-            return None
-        if (unit + 1) * UNIT > memory.size or memory.words[unit * WORDS_PER_UNIT + GEN] != gen:
-            return None
-        return Incoming(self, peer, memory, channel, descriptor)
+    def _open(self, descriptors: list[Descriptor]) -> list[Incoming]:
+        """The requests in slots that are here; descriptors whose memory or channel has yet to come are parked."""
+        opened = []
+        for descriptor in descriptors:
+            client, channel, number, unit, gen, _, _ = descriptor
+            try:
+                peer = self._peers[client]
+                memory, far = peer.segments[number], peer.channels[channel]
+            except KeyError:
+                if client not in self._gone:
+                    self._parked.append(descriptor)
+                continue
+            if unit < memory.units and memory.words[unit * WORDS_PER_UNIT + GEN] == gen:
+                opened.append(Incoming(self, peer, memory, far, descriptor))
+        return opened
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         number, unit, gen, status = slot
@@ -236,8 +245,9 @@ class RemoteInbox:
             self._control.flush()
         if self._full:
             self.posted.update(self._full)  # each once
-        self._full = [channel for channel in self.posted if not channel.flush()]
-        self.posted.clear()
+        if self.posted:
+            self._full = [channel for channel in self.posted if not channel.flush()]
+            self.posted.clear()
 
     def _obey(self) -> None:
         while (received := self._control.receive()) is not None:

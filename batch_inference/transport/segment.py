@@ -22,6 +22,7 @@ class Segment:
         self.memory = memory
         self.fd = fd
         self.size = len(memory)
+        self.units = self.size // UNIT
         self.words = memoryview(memory).cast("B").cast("I")
         self.quads = memoryview(memory).cast("B").cast("Q")
 
