@@ -295,7 +295,8 @@ def main() -> int:
     soak.run(60 * options.minutes)
     soak.finish()
     print(f"{'answers':16}{soak.counts.pop('answers', 0)}")
-    bad = {name: soak.counts.pop(name, 0) for name in ("wrong", "lost", "hung", "failed to start", "leaked", "processes left")}
+    names = ("wrong", "lost", "hung", "failed to start", "leaked", "processes left")
+    bad = {name: soak.counts.pop(name, 0) for name in names}
     for name, count in bad.items():
         print(f"{name:16}{count}")
     for title, counts in (("ended otherwise", soak.counts), ("faults", soak.faults)):
