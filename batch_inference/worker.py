@@ -57,6 +57,7 @@ class Worker:
         self._row = row
         self._isolates = recipe.isolate_errors
         self._hope = Hope()
+        self._pads = type(recipe.batcher).padding is not Batcher.padding
         self._intake = Intake(recipe.batcher)
         self._waiting = Waiting()
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
@@ -200,8 +201,8 @@ class Worker:
         cells[row + board.REQUESTS] += sum([request.answers for request in batch])
         cells[row + board.SIZE] += sum([request.size for request in batch])
         cells[row + board.RUNNING + board.bucket(nanoseconds)] += len(batch)
-        own, padded = self._batcher.padding(context)
-        if padded:
+        if self._pads:
+            own, padded = self._batcher.padding(context)
             cells[row + board.OWN] += own
             cells[row + board.PADDED] += padded
 
