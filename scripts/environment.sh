@@ -45,6 +45,8 @@ prepare() {
     fi
     stamp=".venv/installed-$name"
     state="$(cat pyproject.toml constraints.txt setup.cfg scripts/environment.sh | cksum) $PWD"
+    # Tests start interpreters by the hundred; where PYTHONDONTWRITEBYTECODE is set each would compile the library anew.
+    "$python" -m compileall -q batch_inference
     [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return
     say "installing batch_inference[$extras] into .venv; the first time takes some minutes"
     # compat: a plain path entry, not an import hook that remembers which packages there were
