@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from batch_inference.errors import ConfigError, HostClosedError, ModelLoadError
-from batch_inference.options import Options, in_worker, worker_environment
+from batch_inference.options import Options, check_seconds, in_worker, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,7 @@ class _Unset:
 
 
 _UNSET: Any = _Unset()
+LONGEST_TIMEOUT = 1e9  # seconds; more is no limit
 _hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
 
 
@@ -199,7 +200,7 @@ class ModelHost:
         client = self._client
         if client is None:
             client = self._join_again()
-        return client.predict(args, self._options.timeout if timeout is _UNSET else timeout, block)
+        return client.predict(args, self._timeout(timeout), block)
 
     def submit(self, *args: Any, timeout: float | None = _UNSET) -> Future[Any]:
         """Sends one request; the future holds its result or its error. Never blocks.
@@ -214,7 +215,7 @@ class ModelHost:
         futures = self._futures
         if futures is None:
             futures = self._make_futures(client)
-        return futures.submit(args, self._options.timeout if timeout is _UNSET else timeout)
+        return futures.submit(args, self._timeout(timeout))
 
     async def apredict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True) -> Any:
         """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
@@ -228,7 +229,16 @@ class ModelHost:
         loops = self._loops
         if loops is None:
             loops = self._make_loops(client)
-        return await loops.side().predict(args, self._options.timeout if timeout is _UNSET else timeout, block)
+        return await loops.side().predict(args, self._timeout(timeout), block)
+
+    def _timeout(self, timeout: float | None) -> float | None:
+        if timeout is _UNSET:
+            return self._options.timeout
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+            if timeout > LONGEST_TIMEOUT:
+                return None
+        return timeout
 
     def configure(
         self, *, max_batch_size: int | None = None, max_delay: float | None = _UNSET, max_pending: int | None = None

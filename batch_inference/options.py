@@ -73,10 +73,10 @@ class Options:
         _check_count("max_pending", self.max_pending, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_count("shared_memory", self.shared_memory, 1 << 20, optional=True)
-        _check_seconds("max_delay", self.max_delay, optional=True)
-        _check_seconds("timeout", self.timeout, optional=True)
-        _check_seconds("start_timeout", self.start_timeout)
-        _check_seconds("linger", self.linger)
+        check_seconds("max_delay", self.max_delay, optional=True)
+        check_seconds("timeout", self.timeout, optional=True)
+        check_seconds("start_timeout", self.start_timeout)
+        check_seconds("linger", self.linger)
         self._check_batcher()
         self._check_policy()
         self._check_devices()
@@ -211,7 +211,8 @@ def _check_count(name: str, value: int | None, least: int, *, optional: bool = F
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def _check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:
+def check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:
+    """ConfigError unless `value` is a duration in seconds (or None, if that is allowed)."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:

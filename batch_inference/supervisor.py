@@ -33,6 +33,7 @@ from batch_inference.transport.handshake import Connection, ConnectionLostError,
 from batch_inference.transport.wire import VERSION
 
 FIRST_CLIENT_TIMEOUT = 3.0  # seconds until somebody must have joined: whoever elected us may be dead
+ACCEPT_AGAIN = 0.2  # seconds until the next try when there was no descriptor for a client
 QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
 RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
@@ -91,7 +92,7 @@ class Supervisor:
         self._started = False
         self._listener: socket.socket | None = listener
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._watch_listener()
 
     def run(self) -> None:
         self._after(FIRST_CLIENT_TIMEOUT, self._stop_if_unused)
@@ -115,7 +116,11 @@ class Supervisor:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is free: they must wait until one is
+            self._unwatch(self._listener)
+            self._after(ACCEPT_AGAIN, self._watch_listener)
             return
         pid, uid = handshake.peer(sock)
         try:
@@ -132,6 +137,10 @@ class Supervisor:
             client.connection, selectors.EVENT_READ, lambda events: self._hear_client(client, events)
         )
         self._selector.register(pidfd, selectors.EVENT_READ, lambda events: self._drop(client))
+
+    def _watch_listener(self) -> None:
+        if self._listener is not None and not self._stopping:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _hear_client(self, client: Client, events: int) -> None:
         try:
@@ -485,7 +494,7 @@ class Supervisor:
             return
         self._stopping = True
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            self._unwatch(self._listener)
             address = self._listener.getsockname()
             if isinstance(address, str) and address:
                 handshake.unlink(address)

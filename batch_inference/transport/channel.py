@@ -31,6 +31,11 @@ _READ_SIZE = 1 << 16
 NO_ENTRY = ENTRY.pack(0xFFFF, 0xFFFF, 0xFFFF_FFFF)
 
 
+def milliseconds(timeout: float) -> int:
+    """A wait in seconds for poll, which knows no longer one than 24 days; whoever waits looks at the clock again."""
+    return math.ceil(min(max(0.0, timeout), 1e6) * 1e3)
+
+
 def reopen(fd: int, flags: int) -> int:
     """An open file description of our own for a pipe that came from another process: its flags are nobody else's."""
     return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
@@ -152,7 +157,7 @@ class ThreadChannel:
             if self._poll is None:
                 self._poll = select.poll()
                 self._poll.register(self.fd, select.POLLIN)
-            if not self._poll.poll(math.ceil(max(0.0, timeout) * 1e3)):
+            if not self._poll.poll(milliseconds(timeout)):
                 return
         os.eventfd_read(self.fd)
 
@@ -195,7 +200,7 @@ class PipeChannel:
         if timeout != 0.0:
             poll = select.poll()
             poll.register(self.fd, select.POLLIN)
-            poll.poll(None if timeout is None else math.ceil(timeout * 1e3))
+            poll.poll(None if timeout is None else milliseconds(timeout))
         try:
             keys = array("Q", os.read(self.fd, _READ_SIZE)).tolist()
         except BlockingIOError:
