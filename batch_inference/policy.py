@@ -8,13 +8,13 @@ just miss the batch: two half batches alternate. The rule learns
     A + B n    the seconds that a batch of size n takes (least squares over recent batches),
     S(delta)   the share of a batch's callers whose next request arrives within delta of the batch's completion,
 
-and, with q requests waiting and E still expected within delta, waits the delta that maximises
+and, with q requests waiting, E expected within delta and R >= E until the batch is over, waits the delta that maximises
 
-    E A  -  (q + E) (delta - elapsed)
+    E A  -  (q + R) (delta - elapsed)
 
-E requests save the fixed cost A of a batch of their own; q + E are delayed. Where nothing gains, it does not wait.
+E requests save the fixed cost A of a batch of their own; q + R are delayed. Where nothing gains, it does not wait.
 E is the smaller of two guesses: S(delta) n less those that are back already; and of those that are not back, the share
-that used to come between now and delta. After the first alone it would wait on for callers that have gone.
+that used to come between now and delta. By the first alone it would wait on for callers that have gone.
 All durations are seconds.
 """
 
@@ -158,7 +158,8 @@ class Returning:
         if fixed is None or fixed < LEAST_FIXED_COST:
             return 0.0
         back, replied = len(window.arrivals), window.replied
-        if self._share[-1] * replied - back <= LEAST_EXPECTED:
+        coming = self._share[-1] * replied - back
+        if coming <= LEAST_EXPECTED:
             return 0.0
         elapsed, passed, best, best_wait = now - window.completion, 0.0, 0.0, 0.0
         for share, delta in zip(self._share, LADDER):
@@ -172,7 +173,7 @@ class Returning:
             expected = min(share * replied - back, late)
             if expected <= LEAST_EXPECTED:
                 continue
-            gain = expected * fixed - (queue.count + expected) * (delta - elapsed)
+            gain = expected * fixed - (queue.count + coming) * (delta - elapsed)
             if gain > best:
                 best, best_wait = gain, delta - elapsed
         return best_wait
