@@ -21,12 +21,12 @@ from batch_inference import statistics as board
 from batch_inference.errors import (
     BatchInferenceError,
     HostClosedError,
-    OverloadedError,
     RequestTimeoutError,
     WorkerDiedError,
 )
+from batch_inference.room import Room
 from batch_inference.transport import codec
-from batch_inference.transport.arena import Arena, Slot, order_of
+from batch_inference.transport.arena import Arena, Slot
 from batch_inference.transport.channel import KeyChannel, NearChannel, WaitChannel, chunks
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import (
@@ -44,16 +44,11 @@ from batch_inference.transport.wire import (
     STARTED_GEN,
     STATUS,
     TICK,
-    UNIT,
+    align,
 )
 
 MAX_TRIES = 3
-ORDERS_REMEMBERED = 4096
-COUNT_INTERVAL = 64  # requests between counts of what other clients have pending
-LEAST_REPLY_ROOM = 256
-FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
 TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
-SWEEP_INTERVAL = 0.02  # seconds between looks at slots that were given up, while somebody waits for memory
 
 
 class Peer(Protocol):
@@ -93,15 +88,12 @@ class Client:
         self._counts = [0] * board.MAX_WORKERS  # outstanding requests per worker
         self._over: BatchInferenceError | None = None  # why no request is taken any more
         self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
-        self._hungry: deque[object] = deque()  # who waits for room, in order of arrival
-        self._others = self._until_count = (
-            0  # requests of other clients when last counted; requests until the next time
-        )
-        self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
-        self._orders: dict[int, int] = {}  # of slots, by the encoded request's size; follows from _reply_room
         self._thread_channels: list[WaitChannel] = []
         self.link = make_link(self)
         self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
+        self.room = Room(
+            self.arena, self.link, self._outstanding, self._changed, self._check_open, self.sweep, self._abandoned
+        )
 
     # --- predict --------------------------------------------------------------------------------------------------
 
@@ -142,11 +134,7 @@ class Client:
     def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC)."""
         encoded = codec.encode(args)
-        slot = self._free_slot(encoded)
-        if slot is None and not self._hungry and not self._crowded():
-            slot = self.arena.acquire(self._slot_size(encoded.size))
-        if slot is None:  # only now: while anybody waits for room, nobody else may take any
-            slot = self._wait_for_room(self._slot_size(encoded.size), deadline)
+        slot = self.room.slot(encoded.size) or self.room.wait_for_slot(encoded.size, deadline)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
@@ -154,55 +142,27 @@ class Client:
         encoded = codec.encode(args)
         if encoded.size > most:
             return None
-        slot = self._free_slot(encoded)
-        if slot is None and not self._hungry and not self._crowded():
-            slot = self.arena.acquire(self._slot_size(encoded.size), grow=False)
+        slot = self.room.slot(encoded.size, grow=False)
         return slot and self._write(slot, encoded)
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when there is no room."""
         encoded = codec.encode(args)
         self.sweep()
-        slot = self._free_slot(encoded)
-        if slot is None and not self._hungry and not self._crowded():
-            slot = self.arena.acquire(self._slot_size(encoded.size))
+        slot = self.room.slot(encoded.size)
         if slot is None:
-            raise self.overloaded()
+            raise self.room.overloaded()
         return self._write(slot, encoded)
-
-    def _free_slot(self, encoded: codec.Encoded) -> Slot | None:
-        """A slot of the right size if one is free as it is, nobody waits for room, and there may be more requests."""
-        order = self._orders.get(encoded.size)
-        if order is None:
-            if len(self._orders) >= ORDERS_REMEMBERED:
-                self._orders.clear()
-            order = self._orders[encoded.size] = order_of(self._slot_size(encoded.size))
-        return None if self._hungry or self._crowded() else self.arena.pop(order)
-
-    def _crowded(self) -> bool:
-        """Whether `max_pending` requests are pending, over all clients. The others' are counted now and then."""
-        most = self.link.cells[board.MAX_PENDING]
-        self._until_count -= 1
-        if self._until_count > 0 and len(self._outstanding) + self._others < most:
-            return False
-        return bool(self._pending() >= most)
-
-    def _slot_size(self, size: int) -> int:
-        """Bytes for header, an encoded request of `size` bytes, and its reply."""
-        room = self._reply_room.get(size.bit_length())
-        if room is None:
-            room = max(LEAST_REPLY_ROOM, min(size, FIRST_REPLY_ROOM))
-        return HEADER_SIZE + size + UNIT + room
 
     def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
         try:
             memory, start, size = slot.segment.memory, slot.offset, encoded.size
-            reply_at = HEADER_SIZE + (size + UNIT - 1 & -UNIT)
+            reply_at = HEADER_SIZE + align(size)
             room = (1 << slot.order) - reply_at
             HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, reply_at, room, 0, 0)
             encoded.write(memory, start + HEADER_SIZE)
         except BaseException:
-            self._release(slot)
+            self.room.release(slot)
             raise
         slot.length, slot.reply_at = size, reply_at
         return slot
@@ -222,6 +182,7 @@ class Client:
             if self._over is not None:
                 raise copy_of(self._over)
             self._outstanding[slot.key] = slot
+            self.room.admitted.discard(slot.key)
             return self._assign(slot)
 
     def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
@@ -233,6 +194,7 @@ class Client:
                 slot.channel, slot.arrived = channel, now
                 slot.deadline = 0 if deadline is None else int(deadline * 1e9)
                 self._outstanding[slot.key] = slot
+                self.room.admitted.discard(slot.key)
             assigned = [(slot, self._assign(slot)) for slot, _ in slots]
         self._send_assigned(assigned)
 
@@ -264,7 +226,7 @@ class Client:
                 return codec.decode(segment.memory, slot.offset + slot.reply_at, size)
             return self._collect_rare(slot)
         finally:
-            self._release(slot)
+            self.room.release(slot)
 
     def _collect_rare(self, slot: Slot) -> Any:
         """The same for all but a result in the slot itself."""
@@ -276,7 +238,7 @@ class Client:
         else:
             reply, size = slot.elsewhere
             memory, start = reply.memory, 0
-            self._learn(slot.length.bit_length(), size)
+            self.room.learn(slot.length, size)
         status = slot.segment.words[slot.word + STATUS]
         if status == ERROR:
             raise codec.decode_error(memory, start, size)
@@ -301,11 +263,10 @@ class Client:
         if entered:
             self._abandoned.append(slot)
             self.sweep()
-            if self._hungry:  # who waits for memory must look after this slot from now on
-                with self._changed:
-                    self._changed.notify_all()
+            if self.room.waiting:  # who waits must look after this slot from now on
+                self.room.tell()
         else:
-            self._release(slot)
+            self.room.release(slot)
 
     def sweep(self) -> None:
         """Frees those slots, of the ones that were given up, with which the worker is through."""
@@ -319,7 +280,7 @@ class Client:
                 if through:
                     self._leave(slot)
             if through:
-                self._release(slot)
+                self.room.release(slot)
             else:
                 self._abandoned.append(slot)
 
@@ -330,18 +291,16 @@ class Client:
         elif words[slot.word + STARTED_GEN] == slot.gen:
             waited = words[slot.word + STARTED_AFTER] * TICK / 1e9
             where = (
-                f"it waited {waited:.3f} s for its batch and the model has run it for "
-                f"{max(0.0, age - waited):.3f} s: the "
-                "timeout is shorter than waiting and a batch take"
+                f"it waited {waited:.3f} s for its batch and the model has run it for {max(0.0, age - waited):.3f} s: "
+                "the timeout is shorter than waiting and a batch take"
             )
         else:
             where = (
                 "it was still waiting for its batch: more arrives than the model can do, or one batch takes very long"
             )
         return RequestTimeoutError(
-            f"no answer within {age:.3f} s; {where}. {self._pending()} requests are pending, "
-            f"{len(self._outstanding)} of "
-            "them of this process"
+            f"no answer within {age:.3f} s; {where}. {self.room.pending()} requests are pending, "
+            f"{len(self._outstanding)} of them of this process"
         )
 
     def _assign(self, slot: Slot) -> Peer | None:
@@ -376,44 +335,6 @@ class Client:
             index, link = worker.index, self.link  # as _count does, but without the call
             self._counts[index] = count = self._counts[index] - 1
             link.cells[link.row + index] = count
-
-    def _release(self, slot: Slot) -> None:
-        self.arena.release(slot)
-        if self._hungry:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _learn(self, order: int, size: int) -> None:
-        """From now on requests of this size get room for the largest reply that one of them had."""
-        room = max(size, self._reply_room.get(order, 0))
-        if 1 << (2 * HEADER_SIZE + (1 << order) + room).bit_length() > self.arena.limit:
-            room = LEAST_REPLY_ROOM  # its replies come in memory of their own
-        self._reply_room[order] = room
-        self._orders.clear()
-
-    def _wait_for_room(self, size: int, deadline: float | None) -> Slot:
-        """Waits, first come first served, until one more request may be pending and a slot of `size` bytes is free."""
-        ticket = object()
-        with self._changed:
-            self._hungry.append(ticket)
-            try:
-                while True:
-                    self._check_open()
-                    crowded = False
-                    if self._hungry[0] is ticket:
-                        self.sweep()
-                        crowded = self._crowded()
-                        slot = None if crowded else self.arena.acquire(size)
-                        if slot is not None:
-                            return slot
-                    remaining = None if deadline is None else deadline - time.monotonic()
-                    if remaining is not None and remaining <= 0:
-                        raise self.no_room()
-                    pause = SWEEP_INTERVAL if self._abandoned or crowded else None
-                    self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))
-            finally:
-                self._hungry.remove(ticket)
-                self._changed.notify_all()
 
     def _check_open(self) -> None:
         if self._over is not None:
@@ -544,37 +465,12 @@ class Client:
         self.sweep()
         return not self._outstanding and self.arena.free == self.arena.mapped
 
-    def no_room(self) -> RequestTimeoutError:
-        return RequestTimeoutError(f"no room for the request within its timeout: {self._why_no_room()}")
-
-    def overloaded(self) -> OverloadedError:
-        return OverloadedError(f"no room for one more request: {self._why_no_room()}")
-
-    def _why_no_room(self) -> str:
-        pending, most = self._pending(), self.link.cells[board.MAX_PENDING]
-        if pending >= most:
-            return f"{pending} are pending, and max_pending is {most}. The model is too slow for what is sent to it"
-        return (
-            f"{pending} are pending, and this process's hold {self.arena.mapped} of at most {self.arena.limit} "
-            "bytes of "
-            "shared memory. The model is too slow for what is sent to it, or shared_memory is too small"
-        )
-
-    def _pending(self) -> int:
-        """The requests that are pending, over all clients; those of the others as of now."""
-        cells, row = self.link.cells, self.link.row
-        starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
-        self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
-        self._until_count = COUNT_INTERVAL
-        return len(self._outstanding) + self._others
-
 
 def died(tries: int, cause: str, output: str) -> WorkerDiedError:
     said = f" The last it printed:\n{output}" if output.strip() else " It printed nothing."
     return WorkerDiedError(
-        f"the worker died {tries} times with this request in the running batch, so it was not tried again: "
-        f"{cause}. The "
-        f"request, or one that came with it, probably crashes the model.{said}"
+        f"the worker died {tries} times with this request in the running batch, so it was not tried again: {cause}. "
+        f"The request, or one that came with it, probably crashes the model.{said}"
     )
 
 

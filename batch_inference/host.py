@@ -394,10 +394,9 @@ class ModelHost:
         deadline = time.monotonic() + self._options.start_timeout
         if not client.wait_until_ready(client.link.worker_count, deadline):
             raise ModelLoadError(
-                f"the model was not ready within start_timeout={self._options.start_timeout} s: is it very large, "
-                "does it "
-                "download its weights, or does its constructor wait for something? Raise start_timeout if it "
-                "needs longer"
+                f"the model was not ready within start_timeout={self._options.start_timeout} s: is it very large, does "
+                "it download its weights, or does its constructor wait for something? Raise start_timeout if it needs "
+                "longer"
             )
 
     def _take(self, client: Client) -> None:
@@ -501,8 +500,7 @@ def check_platform() -> None:
     if missing:
         raise ConfigError(
             f"worker processes need Linux 5.3 or later (os.{', os.'.join(missing)}), this is {sys.platform}: use "
-            "num_workers=0, "
-            "which runs the model in a thread of this process"
+            "num_workers=0, which runs the model in a thread of this process"
         )
 
 

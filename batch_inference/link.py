@@ -385,9 +385,8 @@ class Link:
             self._elections.popleft()
         if len(self._elections) >= ELECTIONS:
             raise WorkerDiedError(
-                f"the supervisor process died {ELECTIONS} times within a minute: something on this machine kills "
-                "it (look "
-                "for the out-of-memory killer in the kernel's log); stop() and start() the host to try again"
+                f"the supervisor process died {ELECTIONS} times within a minute: something on this machine kills it "
+                "(look for the out-of-memory killer in the kernel's log); stop() and start() the host to try again"
             )
         self._elections.append(now)
         self._join()
@@ -435,7 +434,6 @@ def failure(message: Message) -> BatchInferenceError:
             error.__cause__ = RemoteTraceback(message["traceback"])
         return error
     return WorkerDiedError(
-        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts "
-        "allows: the host has "
-        f"given up. Mend the cause, then stop() and start() the host{output}"
+        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts allows: "
+        f"the host has given up. Mend the cause, then stop() and start() the host{output}"
     )

@@ -141,7 +141,7 @@ class LoopSide:
             if deadline is not None:  # all helpers may be waiting for memory, some without a limit
                 await asyncio.wait([filled], timeout=max(0.0, deadline - time.monotonic()))
                 if not filled.done():
-                    raise self._client.no_room()
+                    raise self._client.room.no_room()
             return await filled
         except (asyncio.CancelledError, RequestTimeoutError):
             filled.cancel()

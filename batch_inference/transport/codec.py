@@ -372,8 +372,7 @@ def decode_error(memory: Memory, offset: int, length: int) -> BaseException:
     if not isinstance(error, BaseException):
         error = ModelError(
             f"{kind}: {message}\nThe exception itself cannot be passed between processes (its class cannot be "
-            "pickled, or "
-            f"is not importable here), so this stands for it. Remote traceback:\n{text}"
+            f"pickled, or is not importable here), so this stands for it. Remote traceback:\n{text}"
         )
     if not (isinstance(error, BatchInferenceError) and error.__cause__ is not None):
         error.__cause__ = RemoteTraceback(text)

@@ -46,7 +46,8 @@ ALLOWED = {
     ),
     # the application's process
     "link": "errors logs machine options payload processes statistics transport",
-    "client": "errors link machine options payload statistics tensors transport",
+    "room": "errors statistics transport",
+    "client": "errors link machine options payload room statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "errors link options payload statistics transport worker",  # num_workers=0: both sides in one process

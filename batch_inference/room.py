@@ -1,0 +1,159 @@
+"""Whether one more request of this process may be pending, and where in shared memory it goes.
+
+Two limits hold: `max_pending` over all client processes, and the memory that this one may map. Who finds no room
+waits, first come first served, or is told so at once. While anybody waits nobody else takes any room.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sized
+from typing import Any, Protocol
+
+from batch_inference import statistics as board
+from batch_inference.errors import OverloadedError, RequestTimeoutError
+from batch_inference.transport.arena import Arena, Slot, order_of
+from batch_inference.transport.wire import HEADER_SIZE, UNIT
+
+ORDERS_REMEMBERED = 4096
+COUNT_INTERVAL = 64  # requests between counts of what other clients have pending
+LEAST_REPLY_ROOM = 256
+FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
+SWEEP_INTERVAL = 0.02  # seconds between looks at what nobody tells a waiter of: given-up slots, other clients
+
+
+class Board(Protocol):
+    """What a client's link knows of the host's counts."""
+
+    cells: Any
+    row: int  # the board index of this client's first cell
+
+
+class Room:
+    """The room of one client. `outstanding` are its requests that are pending.
+
+    `changed` is notified when there may be room again. A waiter calls `check`, which raises once the host takes no more
+    requests, and `sweep`, which frees slots that were given up; while there are any `given_up`, it looks by itself.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        link: Board,
+        outstanding: Sized,
+        changed: threading.Condition,
+        check: Callable[[], None],
+        sweep: Callable[[], None],
+        given_up: Sized,
+    ) -> None:
+        self.arena = arena
+        self.waiting: deque[object] = deque()  # in order of arrival
+        self.admitted: set[int] = set()  # keys of slots given to those who waited, until they are outstanding
+        self._link = link
+        self._outstanding = outstanding
+        self._changed = changed
+        self._check = check
+        self._sweep = sweep
+        self._given_up = given_up
+        self._others = 0  # requests of other clients, when they were last counted
+        self._until_count = 0  # requests of ours until the next time
+        self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
+        self._orders: dict[int, int] = {}  # of slots, by the encoded request's size; follows from _reply_room
+
+    def slot(self, size: int, *, grow: bool = True) -> Slot | None:
+        """A slot for an encoded request of `size` bytes and its reply, or None if there is no room now."""
+        if self.waiting or self._crowded():
+            return None
+        order = self._orders.get(size)
+        if order is None:
+            if len(self._orders) >= ORDERS_REMEMBERED:
+                self._orders.clear()
+            order = self._orders[size] = order_of(self._slot_size(size))
+        return self.arena.pop(order) or self.arena.acquire(self._slot_size(size), grow=grow)
+
+    def wait_for_slot(self, size: int, deadline: float | None) -> Slot:
+        """The same, waiting for room until `deadline` (CLOCK_MONOTONIC); RequestTimeoutError then."""
+        ticket, slot_size = object(), self._slot_size(size)
+        with self._changed:
+            self.waiting.append(ticket)
+            try:
+                while True:
+                    self._check()
+                    crowded = False
+                    if self.waiting[0] is ticket:
+                        self._sweep()
+                        crowded = self._crowded()
+                        slot = None if crowded else self.arena.acquire(slot_size)
+                        if slot is not None:
+                            self.admitted.add(slot.key)  # it counts before anybody else is let through
+                            return slot
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if remaining is not None and remaining <= 0:
+                        raise self.no_room()
+                    pause = SWEEP_INTERVAL if self._given_up or crowded else None
+                    self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))
+            finally:
+                self.waiting.remove(ticket)
+                self._changed.notify_all()
+
+    def release(self, slot: Slot) -> None:
+        """Takes back a slot that no worker will touch again."""
+        if self.admitted:
+            self.admitted.discard(slot.key)
+        self.arena.release(slot)
+        if self.waiting:
+            self.tell()
+
+    def tell(self) -> None:
+        """Lets waiters look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def learn(self, length: int, reply: int) -> None:
+        """From now on requests of about `length` bytes get room for the largest reply that one of them had."""
+        order = length.bit_length()
+        room = max(reply, self._reply_room.get(order, 0))
+        if 1 << (2 * HEADER_SIZE + (1 << order) + room).bit_length() > self.arena.limit:
+            room = LEAST_REPLY_ROOM  # its replies come in memory of their own
+        self._reply_room[order] = room
+        self._orders.clear()
+
+    def pending(self) -> int:
+        """The requests that are pending, over all clients; those of the others as of now."""
+        cells, row = self._link.cells, self._link.row
+        starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
+        self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
+        self._until_count = COUNT_INTERVAL
+        return len(self._outstanding) + len(self.admitted) + self._others
+
+    def no_room(self) -> RequestTimeoutError:
+        return RequestTimeoutError(f"no room for the request within its timeout: {self._why()}")
+
+    def overloaded(self) -> OverloadedError:
+        return OverloadedError(f"no room for one more request: {self._why()}")
+
+    def _crowded(self) -> bool:
+        """Whether `max_pending` requests are pending, over all clients. The others' are counted now and then."""
+        most = self._link.cells[board.MAX_PENDING]
+        self._until_count -= 1
+        if self._until_count > 0 and len(self._outstanding) + len(self.admitted) + self._others < most:
+            return False
+        return bool(self.pending() >= most)
+
+    def _slot_size(self, size: int) -> int:
+        """Bytes for header, an encoded request of `size` bytes, and its reply."""
+        room = self._reply_room.get(size.bit_length())
+        if room is None:
+            room = max(LEAST_REPLY_ROOM, min(size, FIRST_REPLY_ROOM))
+        return HEADER_SIZE + size + UNIT + room
+
+    def _why(self) -> str:
+        pending, most = self.pending(), self._link.cells[board.MAX_PENDING]
+        if pending >= most:
+            return f"{pending} are pending, and max_pending is {most}. The model is too slow for what is sent to it"
+        return (
+            f"{pending} are pending, and this process's hold {self.arena.mapped} of at most {self.arena.limit} bytes "
+            "of shared memory. The model is too slow for what is sent to it, or shared_memory is too small"
+        )
