@@ -119,7 +119,7 @@ async def refused(host: ModelHost) -> None:
 def waits_for_room(host: ModelHost, count: int) -> None:
     """Until that many requests wait in this process for leave to be sent."""
     assert host._client is not None
-    hungry = host._client.room.waiting
+    waiting = host._client.room.waiting
     wait_until(lambda: len(waiting) == count, 10, f"{count} wait for room")
 
 
