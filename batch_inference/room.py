@@ -125,8 +125,10 @@ class Room:
         cells, row = self._link.cells, self._link.row
         starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
         self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
-        self._until_count = COUNT_INTERVAL
-        return len(self._outstanding) + len(self.admitted) + self._others
+        pending = len(self._outstanding) + len(self.admitted) + self._others
+        left = (cells[board.MAX_PENDING] - pending) // max(1, len(starts))  # our share of what may still be sent
+        self._until_count = max(1, min(COUNT_INTERVAL, left))
+        return pending
 
     def no_room(self) -> RequestTimeoutError:
         return RequestTimeoutError(f"no room for the request within its timeout: {self._why()}")

@@ -42,6 +42,7 @@ class WrongOutputError(Exception):
         self.error = error  # what callers get
 
 
+DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
 WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
 
@@ -109,7 +110,7 @@ class Worker:
                 if (left := summed.oldest + max_delay - now) < wait:
                     wait, why = left, board.CUT_MAX_DELAY
             if wait > 0 and summed.deadline is not None:
-                if (left := summed.deadline - 2 * self._usual_run - now) < wait:
+                if (left := summed.deadline - 2 * self._usual_run - DEADLINE_MARGIN - now) < wait:
                     wait, why = left, board.CUT_DEADLINE
         if wait <= 0:
             self._cells[self._row + why] += 1
