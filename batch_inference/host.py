@@ -123,13 +123,7 @@ class ModelHost:
         with self._lock:
             if self._started:
                 raise HostClosedError("the host is started already: stop() it first, or use it as it is")
-            client = self._open()
-            try:
-                self._wait_until_ready(client)
-            except BaseException:
-                client.close(drain=False)
-                raise
-            self._take(client)
+            self._take_when_ready(self._open())
             self._started = True
 
     def stop(self, drain: bool = True) -> None:
@@ -311,12 +305,7 @@ class ModelHost:
                 raise HostClosedError(self._why_closed())
             address, config = self._joins
             client = self._new_client(address, None if config is None else os.dup(config))
-            try:
-                self._wait_until_ready(client)
-            except BaseException:
-                client.close(drain=False)
-                raise
-            self._take(client)
+            self._take_when_ready(client)
             self._joins = None
             if config is not None:
                 os.close(config)
@@ -390,6 +379,17 @@ class ModelHost:
         client.link.open()  # type: ignore[attr-defined]
         return client
 
+    def _take_when_ready(self, client: Client) -> None:
+        """Makes `client` ours once its model is ready; leaves the host otherwise."""
+        try:
+            self._wait_until_ready(client)
+        except BaseException:
+            client.close(drain=False)
+            raise
+        self._parts = {}
+        self._client = client
+        self._finalizer = weakref.finalize(self, close, client, self._parts, False)
+
     def _wait_until_ready(self, client: Client) -> None:
         deadline = time.monotonic() + self._options.start_timeout
         if not client.wait_until_ready(client.link.worker_count, deadline):
@@ -398,11 +398,6 @@ class ModelHost:
                 "it download its weights, or does its constructor wait for something? Raise start_timeout if it needs "
                 "longer"
             )
-
-    def _take(self, client: Client) -> None:
-        self._parts = {}
-        self._client = client
-        self._finalizer = weakref.finalize(self, close, client, self._parts, False)
 
     def _make_futures(self, client: Client) -> Futures:
         from batch_inference.futures import Futures
