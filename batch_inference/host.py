@@ -68,7 +68,10 @@ class ModelHost:
         **options: Any,
     ) -> None:
         if (model_cls is None) == (model_obj is None):
-            raise ConfigError("ModelHost takes either model_cls, a class, or model_obj, an instance of one")
+            raise ConfigError(
+                "ModelHost takes either model_cls, a class, or model_obj, an instance of one. The arguments that the "
+                "model is built with go into a second call: ModelHost(Model)(...)"
+            )
         check_model(model_cls if model_cls is not None else type(model_obj))
         given = {"batcher": batcher, "max_batch_size": max_batch_size}
         options |= {name: value for name, value in given.items() if value is not None}
@@ -472,11 +475,19 @@ def connect(name: str, **options: Any) -> ModelHost:
     from batch_inference.transport import handshake
 
     checked = Options(name=name).replace(**options)
-    return _rejoin(handshake.named_address(name), checked, now=True)
+    try:
+        return _rejoin(handshake.named_address(name), checked, now=True)
+    except HostClosedError as error:
+        raise HostClosedError(
+            f"no host named {name!r} is running for this user: start it in a process that has the model's class "
+            f"({error})"
+        ) from None
 
 
 def check_model(model_cls: type) -> None:
     """ConfigError unless instances have a callable, synchronous, non-generator predict_batch."""
+    if not isinstance(model_cls, type):
+        raise ConfigError(f"ModelHost takes the model's class, got {model_cls!r}: pass an instance as model_obj=")
     method = getattr(model_cls, "predict_batch", None)
     what = None
     if not callable(method):

@@ -106,7 +106,10 @@ class Options:
             name for name in ("arrived", "ran", "completed", "wait") if not callable(getattr(self.policy, name, None))
         ]
         if missing or isinstance(self.policy, type):
-            raise ConfigError(f"policy must be an object with the methods of policy.Policy, got {self.policy!r}")
+            raise ConfigError(
+                "policy must be an object with the methods of batch_inference.policy.Policy, such as "
+                f"FixedDelay(0.005), got {self.policy!r}"
+            )
 
     def _check_devices(self) -> None:
         if self.devices is None:
@@ -142,7 +145,10 @@ class Options:
         unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
             known = ", ".join(field.name for field in dataclasses.fields(self))
-            raise TypeError(f"unknown option {', '.join(sorted(unknown))}: the options are {known}")
+            raise TypeError(
+                f"unknown option {', '.join(sorted(unknown))}: the options are {known}. The arguments that the model "
+                "is built with go to Model.host(...), or into a second call: ModelHost(Model)(...)"
+            )
         return dataclasses.replace(self, **changes)
 
     def limits(self) -> dict[str, Any]:

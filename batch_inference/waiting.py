@@ -6,11 +6,13 @@ starves.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
 from batch_inference.batcher.batcher import Batcher
+from batch_inference.errors import BatcherError
 from batch_inference.policy import Queue
 from batch_inference.transport import codec
 from batch_inference.transport.inbox import Incoming
@@ -115,6 +117,20 @@ def own_copy(response: Any) -> Any:
     return codec.decode(memory, 0, len(memory), lend=True)
 
 
+def ask(batcher: Batcher, args: tuple[Any, ...]) -> tuple[int, Hashable]:
+    """Size and kind of a request, by the batcher's hooks; BatcherError when they are none."""
+    size, kind = batcher.size(args), batcher.kind(args)
+    try:
+        size = operator.index(size)
+    except TypeError:
+        raise BatcherError(f"{type(batcher).__name__}.size must return a whole number, got {size!r}") from None
+    try:
+        hash(kind)
+    except TypeError:
+        raise BatcherError(f"{type(batcher).__name__}.kind must return something hashable, got {kind!r}") from None
+    return size, kind
+
+
 class Intake:
     """Makes requests of what arrives, by the hooks of a batcher.
 
@@ -132,7 +148,7 @@ class Intake:
         args, layout = incoming.decode(batcher.borrows)
         known = None if layout is None else self._known.get(layout)
         if known is None:
-            known = batcher.size(args), batcher.kind(args)
+            known = ask(batcher, args)
             if layout is not None and self._remembers:
                 if len(self._known) >= REMEMBERED:
                     self._known.clear()

@@ -160,7 +160,7 @@ class Worker:
         """Collates, runs and scatters; the error, if that fails before anybody has been answered."""
         started = time.monotonic_ns()
         try:
-            batched, context = self._batcher.batch([request.args for request in batch])
+            batched, context = collate(self._batcher, [request.args for request in batch])
             outputs = call_model(self._model, self._batcher, batched)
             del batched
             responses = self._unbatch(outputs, context, len(batch))
@@ -178,6 +178,11 @@ class Worker:
     def _unbatch(self, outputs: Any, context: Any, requests: int) -> list[Any]:
         try:
             responses = self._batcher.unbatch(outputs, context)
+            if not hasattr(responses, "__len__"):
+                raise BatcherError(
+                    f"{type(self._batcher).__name__}.unbatch must return a list with one response per request, got "
+                    f"{type(responses).__name__}"
+                )
             if len(responses) != requests:
                 raise BatcherError(
                     f"{type(self._batcher).__name__}.unbatch gave {len(responses)} responses for {requests} requests: "
@@ -212,6 +217,16 @@ class Worker:
         self._cells[self._row + board.REQUESTS] += answered
 
 
+def collate(batcher: Batcher, requests: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+    """What `batcher.batch` makes of the requests."""
+    made = batcher.batch(requests)
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise BatcherError(
+            f"{type(batcher).__name__}.batch must return a pair (batched_request, context), got {type(made).__name__}"
+        )
+    return made[0], made[1]
+
+
 def call_model(model: Any, batcher: Batcher, batched: Any) -> Any:
     """What the model returns for what `batcher.batch` made: one call, or one for each of a MultiBatcher's batches."""
     if isinstance(batcher, MultiBatcher):
@@ -230,7 +245,7 @@ def warm_up(model: Any, recipe: payload.Recipe) -> None:
     batches = list(recipe.batcher.warmup_requests(recipe.warmup, recipe.max_batch_size))
     for number, requests in enumerate(batches, 1):
         started = time.monotonic()
-        batched, context = recipe.batcher.batch([own_copy(request) for request in requests])
+        batched, context = collate(recipe.batcher, [own_copy(request) for request in requests])
         recipe.batcher.unbatch(call_model(model, recipe.batcher, batched), context)
         took = time.monotonic() - started
         print(f"batch_inference: warm-up {number} of {len(batches)}, {took:.3f} s", file=sys.stderr, flush=True)
