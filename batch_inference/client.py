@@ -168,35 +168,31 @@ class Client:
         return slot
 
     def send(self, slot: Slot, channel: NearChannel, deadline: float | None) -> None:
-        """Enters a filled slot as outstanding, and sends it to the worker with least to do."""
-        peer = self.enter(slot, channel, deadline)
+        """Enters a filled slot as outstanding, and sends it to the worker with least to do.
+
+        Without a worker that is ready the monitor sends it, once there is one.
+        """
+        with self._lock:
+            self._check_open()
+            peer = self._enter(slot, channel, deadline, time.monotonic_ns())
         if peer is not None:
             self.link.send(peer, self.descriptor(slot))
-
-    def enter(self, slot: Slot, channel: NearChannel, deadline: float | None) -> Peer | None:
-        """Enters a filled slot as outstanding. Returns the worker to send it to, or None until one is ready."""
-        slot.channel = channel
-        slot.arrived = time.monotonic_ns()
-        slot.deadline = 0 if deadline is None else int(deadline * 1e9)
-        with self._lock:
-            if self._over is not None:
-                raise copy_of(self._over)
-            self._outstanding[slot.key] = slot
-            self.room.admitted.discard(slot.key)
-            return self._assign(slot)
 
     def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
         """`send` for several slots, each with its deadline."""
         now = time.monotonic_ns()
         with self._lock:
             self._check_open()
-            for slot, deadline in slots:
-                slot.channel, slot.arrived = channel, now
-                slot.deadline = 0 if deadline is None else int(deadline * 1e9)
-                self._outstanding[slot.key] = slot
-                self.room.admitted.discard(slot.key)
-            assigned = [(slot, self._assign(slot)) for slot, _ in slots]
+            assigned = [(slot, self._enter(slot, channel, deadline, now)) for slot, deadline in slots]
         self._send_assigned(assigned)
+
+    def _enter(self, slot: Slot, channel: NearChannel, deadline: float | None, now: int) -> Peer | None:
+        """Enters a filled slot as outstanding, and chooses its worker, if one is ready. Needs the lock."""
+        slot.channel, slot.arrived = channel, now
+        slot.deadline = 0 if deadline is None else int(deadline * 1e9)
+        self._outstanding[slot.key] = slot
+        self.room.admitted.discard(slot.key)
+        return self._assign(slot)
 
     def descriptor(self, slot: Slot) -> bytes:
         return DESCRIPTOR.pack(

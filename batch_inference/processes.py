@@ -68,7 +68,7 @@ def become_supervisor() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an application that ignores it would hide how its workers died
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

@@ -227,18 +227,9 @@ def view(spec: Spec, memory: Any, offset: int) -> Any:
 
 def copy(spec: Spec, memory: Any, offset: int) -> Any:
     """Like `view`, but the tensor owns its memory and is writable."""
-    framework, name, shape = spec
-    if framework == "numpy":
-        return np.ndarray(shape, _NUMPY_DTYPES[name], memory, offset).copy()
-    tables = _torch()
-    dtype = tables.dtypes[name]
-    if 0 in shape:  # numpy gives empty arrays strides that torch stumbles over
-        return tables.module.empty(shape, dtype=dtype, device="cpu")
-    numpy_dtype = tables.numpy_dtypes.get(dtype)
-    if numpy_dtype is not None:
-        return tables.module.from_numpy(np.ndarray(shape, numpy_dtype, memory, offset).copy())
-    raw = np.ndarray((nbytes(spec),), np.uint8, memory, offset).copy()
-    return tables.module.from_numpy(raw).view(dtype).view(shape)
+    if spec[0] == "numpy":
+        return np.ndarray(spec[2], _NUMPY_DTYPES[spec[1]], memory, offset).copy()
+    return view(spec, np.ndarray((nbytes(spec),), np.uint8, memory, offset).copy(), 0)
 
 
 def pickles_as_sent(value: Any) -> bool:

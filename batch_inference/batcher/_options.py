@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,21 +44,23 @@ def padding_tokens_of(padding_tokens: PaddingTokens) -> Any:
     return _plain(list(padding_tokens))
 
 
+def _leaves(option: Any) -> Iterator[Any]:
+    """What stands in the mappings, tuples and lists of an option that is nested as its arguments are."""
+    if isinstance(option, (Mapping, tuple, list)):
+        for item in option.values() if isinstance(option, Mapping) else option:
+            yield from _leaves(item)
+    else:
+        yield option
+
+
 def _check_token(token: Any) -> None:
-    if isinstance(token, Mapping):
-        for item in token.values():
-            _check_token(item)
-    elif isinstance(token, (tuple, list)):
-        for item in token:
-            _check_token(item)
-    elif token is not None and not isinstance(token, (int, float, np.number)):
-        raise ConfigError(f"padding_tokens must hold numbers or None, got {token!r}")
+    for leaf in _leaves(token):
+        if leaf is not None and not isinstance(leaf, (int, float, np.number)):
+            raise ConfigError(f"padding_tokens must hold numbers or None, got {leaf!r}")
 
 
 def _pads(token: Any) -> bool:
-    if isinstance(token, Mapping):
-        return any(map(_pads, token.values()))
-    return any(map(_pads, token)) if isinstance(token, (tuple, list)) else token is not None
+    return any(leaf is not None for leaf in _leaves(token))
 
 
 def _plain(token: Any) -> Any:
@@ -71,11 +73,6 @@ def _plain(token: Any) -> Any:
 
 
 def check_trim(trim: Trim) -> None:
-    if isinstance(trim, Mapping):
-        for item in trim.values():
-            check_trim(item)
-    elif isinstance(trim, (tuple, list)):
-        for item in trim:
-            check_trim(item)
-    elif trim is not None and (isinstance(trim, bool) or not isinstance(trim, int) or trim == 0):
-        raise ConfigError(f"trim must be a dimension other than 0, which is the batch: got {trim!r}")
+    for leaf in _leaves(trim):
+        if leaf is not None and (isinstance(leaf, bool) or not isinstance(leaf, int) or leaf == 0):
+            raise ConfigError(f"trim must be a dimension other than 0, which is the batch: got {leaf!r}")
