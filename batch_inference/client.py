@@ -44,7 +44,7 @@ from batch_inference.transport.wire import (
     STARTED_GEN,
     STATUS,
     TICK,
-    align,
+    reply_at,
 )
 
 MAX_TRIES = 3
@@ -157,14 +157,13 @@ class Client:
     def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
         try:
             memory, start, size = slot.segment.memory, slot.offset, encoded.size
-            reply_at = HEADER_SIZE + align(size)
-            room = (1 << slot.order) - reply_at
-            HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, reply_at, room, 0, 0)
+            slot.length, slot.reply_at = size, reply_at(size)
+            room = (1 << slot.order) - slot.reply_at
+            HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, slot.tries, room, 0, 0)
             encoded.write(memory, start + HEADER_SIZE)
         except BaseException:
             self.room.release(slot)
             raise
-        slot.length, slot.reply_at = size, reply_at
         return slot
 
     def send(self, slot: Slot, channel: NearChannel, deadline: float | None) -> None:

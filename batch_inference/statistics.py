@@ -31,6 +31,7 @@ MAX_BATCH_SIZE, MAX_DELAY, MAX_PENDING = range(MAX_WORKERS * WORKER_CELLS + 1, M
 CLIENT_ROWS = MAX_WORKERS * WORKER_CELLS  # in row 0: one more than the highest row that a client has had
 REQUESTS, FAILED, BATCHES, SIZE, WAITING, RUNNING = 0, 1, 2, 3, 16, 16 + 128
 CUT_FULL, CUT_NOTHING, CUT_MAX_DELAY, CUT_DEADLINE, CUT_KIND, OWN, PADDED = range(4, 11)
+BEATS, SIZE_LIMIT = 11, 12  # signs of life; and the most that its memory has been found to hold (0: no limit is known)
 OUTSTANDING, TRANSPORT = 0, MAX_WORKERS
 BUCKETS = 128
 DEPARTED_ROW = 1 + MAX_WORKERS

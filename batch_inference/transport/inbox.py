@@ -35,7 +35,6 @@ from batch_inference.transport.wire import (
     LENGTH,
     OK,
     QUADS_PER_UNIT,
-    REPLY_AT,
     REPLY_ROOM,
     REPLY_SIZE,
     STARTED_AFTER,
@@ -44,6 +43,7 @@ from batch_inference.transport.wire import (
     TICK,
     UNIT,
     WORDS_PER_UNIT,
+    reply_at,
 )
 
 Descriptor = tuple[int, ...]
@@ -117,7 +117,7 @@ class Incoming:
         if self.peer.gone:
             return
         memory, quads, quad, size = self._segment.memory, self._segment.quads, self._quad, encoded.size
-        start = self._unit * UNIT + quads[quad + REPLY_AT]
+        start = self._unit * UNIT + reply_at(quads[quad + LENGTH])
         if size <= quads[quad + REPLY_ROOM] and start + size <= self._segment.size:
             encoded.write(memory, start)
             self._finish(status, size)

@@ -5,13 +5,13 @@ wake-up only says "look". Every header word has one writer:
 
     word   0  gen         client    which use of the slot this is; unique within the client
     word   1  done_gen    worker    written last: equal to gen once status and reply stand
-    word   2  status      worker    one of the status words below
+    word   2  status      worker    one of the status words below; RUNS_ALONE while the model has it in a batch of one
     word   3  started_gen worker    equal to gen once the model may have seen the request
     word   4  given_up    client    equal to gen once nobody waits for the reply
     word   5  started_after worker  how long after its arrival the model got it, in units of 10 us
     quad   3  length      client    bytes of the encoded request, which starts HEADER_SIZE after the slot's start
-    quad   4  reply_at    client    where the reply may start, relative to the slot's start
-    quad   5  reply_room  client    bytes the reply may take there
+    quad   4  tries       client    batches with the request under which a worker died; unless 0 it must run alone
+    quad   5  reply_room  client    bytes the reply may take, from `reply_at(length)` after the slot's start
     quad   6  reply_size  worker    bytes of the encoded reply
     quad   7  done_at     worker    CLOCK_MONOTONIC in ns, when the reply was written
 
@@ -32,12 +32,12 @@ HEADER_SIZE = 64
 WORDS_PER_UNIT, QUADS_PER_UNIT = UNIT // 4, UNIT // 8
 
 GEN, DONE_GEN, STATUS, STARTED_GEN, GIVEN_UP, STARTED_AFTER = range(6)
-LENGTH, REPLY_AT, REPLY_ROOM, REPLY_SIZE, DONE_AT = range(3, 8)
+LENGTH, TRIES, REPLY_ROOM, REPLY_SIZE, DONE_AT = range(3, 8)
 
 TICK = 10_000
 """Nanoseconds in a unit of started_after."""
 
-OK, ERROR, DROPPED = 1, 2, 3
+OK, ERROR, DROPPED, RUNS_ALONE = 1, 2, 3, 4
 
 DESCRIPTOR = struct.Struct("=IHHIIqq")
 """client, channel, segment, unit (the slot's start / UNIT), gen, arrival (ns), deadline (ns; 0: none)"""
@@ -63,3 +63,8 @@ def slot_key(segment: int, unit: int) -> int:
 def align(n: int) -> int:
     """`n` rounded up to a multiple of UNIT."""
     return (n + UNIT - 1) & -UNIT
+
+
+def reply_at(length: int) -> int:
+    """Where the reply to a request of `length` bytes may start, relative to the slot's start."""
+    return HEADER_SIZE + align(length)
