@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from batch_inference.errors import ConfigError, HostClosedError, ModelLoadError
-from batch_inference.options import Options, check_seconds, in_worker, worker_environment
+from batch_inference.options import CLIENT_OPTIONS, Options, check_seconds, in_worker, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,8 @@ class _Unset:
 
 
 _UNSET: Any = _Unset()
+Joins = tuple[str, "int | None", "dict[str, str] | None"]
+"""A host to join: its address, the payload to start it with again, and the description that it must fit."""
 LONGEST_TIMEOUT = 1e9  # seconds; more is no limit
 _hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
 
@@ -90,7 +92,7 @@ class ModelHost:
         self._parts: dict[str, Any] = {}  # the two, where the finalizer can reach them
         self._lock = threading.Lock()
         self._started = False
-        self._joins: tuple[str, int | None] | None = None  # address and config of the host to join after a fork
+        self._joins: Joins | None = None  # the host to join after a fork
         self._last: Statistics | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         _hosts.add(self)
@@ -101,9 +103,11 @@ class ModelHost:
         return self
 
     def __repr__(self) -> str:
-        model = self._model_cls or type(self._model_obj)
         state = self.statistics().state if self._started else "stopped"
         name = f" named {self._options.name!r}" if self._options.name else ""
+        if self._model() is type(None):
+            return f"<ModelHost that was joined{name}: {state}>"
+        model = self._model()
         workers = self._options.worker_count
         where = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "a thread of this process"
         size = self._options.max_batch_size
@@ -126,6 +130,11 @@ class ModelHost:
         with self._lock:
             if self._started:
                 raise HostClosedError("the host is started already: stop() it first, or use it as it is")
+            if self._model() is type(None):
+                raise HostClosedError(
+                    "this process has joined the host without having its model, and has left it: connect() again, or "
+                    "unpickle it again"
+                )
             self._take_when_ready(self._open())
             self._started = True
 
@@ -294,7 +303,7 @@ class ModelHost:
             self._started = False
             return
         link: Any = client.link
-        self._joins = (link.address, link.config)
+        self._joins = (link.address, link.config, link.description)
         link.forget()
         client.forget()
 
@@ -306,8 +315,8 @@ class ModelHost:
                 return self._client
             if self._joins is None:
                 raise HostClosedError(self._why_closed())
-            address, config = self._joins
-            client = self._new_client(address, None if config is None else os.dup(config))
+            address, config, description = self._joins
+            client = self._new_client(address, None if config is None else os.dup(config), description)
             self._take_when_ready(client)
             self._joins = None
             if config is not None:
@@ -345,6 +354,7 @@ class ModelHost:
         if not options.worker_count:
             return self._new_local_client(recipe)
         check_platform()
+        description = self._description()
         settings = payload.surroundings() | {
             "python": sys.executable,
             "flags": subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
@@ -353,22 +363,30 @@ class ModelHost:
             "max_restarts": options.max_restarts,
             "limits": options.limits(),
             "linger": options.linger if options.name else 0.0,
-            "description": self._description(),
+            "description": description,
         }
         config = payload.pack(settings, payload.dump(recipe))
         address = handshake.named_address(options.name) if options.name else handshake.random_address()
-        return self._new_client(address, config)
+        return self._new_client(address, config, description)
 
     def _description(self) -> dict[str, str]:
-        model = self._model_cls or type(self._model_obj)
-        return {"model": f"{model.__module__}.{model.__qualname__}"} | self._options.describe()
+        """What another process of this name must fit; nobody else can find a host without a name."""
+        if not self._options.name:
+            return {}
+        from batch_inference.description import describe
 
-    def _new_client(self, address: str, config: int | None) -> Client:
+        return describe(self._model_cls, self._model_obj, self._args, self._kwargs, self._options)
+
+    def _model(self) -> type:
+        """The model's class; NoneType where this process only joined a host."""
+        return self._model_cls or type(self._model_obj)
+
+    def _new_client(self, address: str, config: int | None, description: dict[str, str] | None) -> Client:
         from batch_inference.client import Client
         from batch_inference.link import Link
 
         def make_link(events: Client) -> Link:
-            link = Link(address, config, self._description() if self._model_cls or self._model_obj else None, events)
+            link = Link(address, config, description, events)
             link.open()
             return link
 
@@ -470,11 +488,24 @@ def host_of(cls: type, *args: Any, **kwargs: Any) -> ModelHost:
 def connect(name: str, **options: Any) -> ModelHost:
     """Joins the named host that runs on this machine, from a process that does not have the model's class.
 
-    Returns a started host; stop() it to leave. Raises HostClosedError when nobody serves the name.
+    Args:
+        name: as given to the host where it was started.
+        options: `timeout`, `start_timeout` and `shared_memory` of this process; the others are the host's.
+
+    Returns a started host; stop() it to leave.
+
+    Raises:
+        HostClosedError: nobody serves the name.
+        ConfigError: an option that is not this process's to choose, or one that cannot work.
     """
     from batch_inference.transport import handshake
 
     checked = Options(name=name).replace(**options)
+    if foreign := set(options) - set(CLIENT_OPTIONS):
+        raise ConfigError(
+            f"connect() cannot choose {', '.join(sorted(foreign))}, which the host has from whoever started it: leave "
+            "it out; max_batch_size, max_delay and max_pending can be changed with configure()"
+        )
     try:
         return _rejoin(handshake.named_address(name), checked, now=True)
     except HostClosedError as error:
@@ -533,7 +564,7 @@ def _restore(model_cls: type | None, model_obj: Any, options: Options, args: Any
 
 def _rejoin(address: str, options: Options, now: bool = False) -> ModelHost:
     host = _restore(None, None, options, (), {})
-    host._joins, host._started = (address, None), True
+    host._joins, host._started = (address, None, None), True
     if now:
         host._join_again()
     return host

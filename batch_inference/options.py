@@ -19,6 +19,9 @@ Device = int | str
 
 LIMITS = ("max_batch_size", "max_delay", "max_pending")
 
+CLIENT_OPTIONS = ("name", "timeout", "start_timeout", "shared_memory")
+"""Those that each process of a named host chooses for itself; all others are the host's."""
+
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -154,17 +157,6 @@ class Options:
     def limits(self) -> dict[str, Any]:
         """Those options that may change while the host runs."""
         return {name: getattr(self, name) for name in LIMITS}
-
-    def describe(self) -> dict[str, str]:
-        """The options as text, for comparing two hosts of one name and for messages."""
-        own = ("batcher", "policy", "warmup")
-        described = {f.name: repr(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in own}
-        described["policy"] = f"{type(self.policy).__module__}.{type(self.policy).__qualname__}"
-        settings = ", ".join(
-            f"{name}={value!r}" for name, value in sorted(getattr(self.batcher, "__dict__", {}).items())
-        )
-        described["batcher"] = f"{type(self.batcher).__module__}.{type(self.batcher).__qualname__}({settings})"
-        return described
 
 
 def worker_environment(options: Options, index: int, environ: dict[str, str], cores: int) -> dict[str, str]:

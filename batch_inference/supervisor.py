@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from batch_inference import payload, processes
+from batch_inference import description, payload, processes
 from batch_inference import statistics as board
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
@@ -185,7 +185,7 @@ class Supervisor:
                 "two releases of the library are in use on this machine",
             )
             return
-        difference = describe_difference(self._settings["description"], message.get("description"))
+        difference = description.difference(self._settings["description"], message.get("description"))
         if difference:
             self._refuse(client, difference)
             return
@@ -536,17 +536,6 @@ def segment_message(client: Client, number: int) -> Message:
 
 def channels_message(client: Client, first: int, kind: str) -> Message:
     return {"type": "channels", "client": client.number, "first": first, "kind": kind}
-
-
-def describe_difference(ours: dict[str, str], theirs: dict[str, str] | None) -> str:
-    """What sets the host that a client describes apart from the one that runs, for a person; empty for nothing."""
-    if theirs is None:  # it joins whatever there is
-        return ""
-    return "; ".join(
-        f"{key} is {ours.get(key)} there and {theirs.get(key)} here"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-    )
 
 
 def main(listener: int, config: int) -> None:

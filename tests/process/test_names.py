@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import ConfigError, HostClosedError, ModelHost, connect
+from batch_inference import ConfigError, HostClosedError, ModelHost, RequestTimeoutError, connect
 from batch_inference.testing import alive, no_leaks, wait_until
 from tests.process.conftest import environment
 from tests.process.models import Affine, Doubles
 from tests.process.test_callers import all_slots_are_back, check, request
+from tests.process.test_forks import Child
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")  # of Python 3.12 and later
 
 
 @pytest.fixture(autouse=True)
@@ -124,15 +127,63 @@ def test_nobody_serves_a_name_that_nobody_started() -> None:
 
 
 def test_a_host_of_the_same_name_with_another_model_or_other_options_is_refused() -> None:
-    with ModelHost(Doubles, name="shared", max_batch_size=8)():
-        for other in (
-            ModelHost(Doubles, name="shared", max_batch_size=9)(),
-            ModelHost(Affine, name="shared", max_batch_size=8)(),
+    class Mine:
+        def predict_batch(self, x: Any) -> Any:
+            return x
+
+    with ModelHost(Affine, name="shared", max_batch_size=8)(2.0):
+        for other, difference in (
+            (ModelHost(Affine, name="shared", max_batch_size=9)(2.0), "max_batch_size is 8 there and 9 here"),
+            (ModelHost(Affine, name="shared", max_batch_size=8)(3.0), r"model arguments is 2\.0 there and 3\.0 here"),
+            (ModelHost(Doubles, name="shared", max_batch_size=8)(2.0), "model is .*Affine there and .*Doubles here"),
+            (ModelHost(Mine, name="shared", max_batch_size=8)(2.0), "source is .* there and .*file is .*/models.py"),
+            (
+                ModelHost(model_obj=Affine(), name="shared", max_batch_size=8)(2.0),
+                "model is .*Affine there and an instance of .*Affine here",
+            ),
         ):
-            with no_leaks(), pytest.raises(ConfigError, match="max_batch_size is '?8|model is .*Doubles"):
+            with no_leaks(), pytest.raises(ConfigError, match=difference):
                 other.start()
-        with ModelHost(Doubles, name="shared", max_batch_size=8)() as same:
+        with ModelHost(Affine, name="shared", max_batch_size=8)(2.0) as same:
             check(same.predict(request(1)), 1)
+
+
+def test_each_process_chooses_its_own_timeouts_and_memory() -> None:
+    with ModelHost(Doubles, name="shared", timeout=30)() as host:
+        with ModelHost(Doubles, name="shared", timeout=0.0, start_timeout=50, shared_memory=1 << 24)() as other:
+            assert worker_of(other) == worker_of(host)
+            with pytest.raises(RequestTimeoutError):
+                other.predict(request(1))
+        joined = connect("shared", timeout=20, shared_memory=1 << 24)
+        check(joined.predict(request(2)), 2)
+        joined.stop()
+        check(host.predict(request(3)), 3)
+
+
+def test_who_connects_cannot_choose_what_is_the_hosts() -> None:
+    with pytest.raises(ConfigError, match="connect.. cannot choose linger, max_batch_size"):
+        connect("shared", max_batch_size=3, linger=2, timeout=1)
+    with pytest.raises(TypeError, match="unknown option"):
+        connect("shared", max_size=3)
+
+
+def test_a_host_that_was_joined_by_name_says_so_and_cannot_be_started_once_it_is_stopped() -> None:
+    with ModelHost(Doubles, name="shared")():
+        joined = connect("shared")
+        assert repr(joined) == "<ModelHost that was joined named 'shared': ready>"
+        joined.stop()
+        assert "stopped" in repr(joined)
+        with no_leaks(), pytest.raises(HostClosedError, match="connect.. again"):
+            joined.start()
+
+
+def test_a_host_whose_limits_were_changed_takes_the_forked_and_the_new_process_as_before() -> None:
+    with ModelHost(Doubles, name="shared", max_batch_size=8)() as host:
+        host.configure(max_batch_size=4)
+        assert Child(lambda: host.predict(np.ones((1, 1)), timeout=20).tolist()).result() == [[2]]
+        with ModelHost(Doubles, name="shared", max_batch_size=8)() as other:
+            check(other.predict(request(1)), 1)
+        check(host.predict(request(2)), 2)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden", "x" * 61, "a b", 3])

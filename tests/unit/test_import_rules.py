@@ -34,10 +34,11 @@ ALLOWED = {
     "transport": "errors tensors",
     # what goes along to the other processes
     "options": "errors policy",
+    "description": "options",
     "payload": "errors options",
     "logs": "transport",
     # the supervisor process
-    "supervisor": "errors logs machine options payload processes statistics transport",
+    "supervisor": "description errors logs machine options payload processes statistics transport",
     # the worker process
     "waiting": "batcher errors policy transport",
     "worker": (
@@ -51,7 +52,7 @@ ALLOWED = {
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "errors link options payload statistics transport worker",  # num_workers=0: both sides in one process
-    "host": "batcher client errors futures link local loops machine options payload statistics transport",
+    "host": "batcher client description errors futures link local loops machine options payload statistics transport",
     "": "batcher errors host options policy statistics",  # the package itself
 }
 
