@@ -27,11 +27,15 @@ _SIZE = struct.Struct("=Q")
 def pack(settings: Settings, content: bytes) -> int:
     """A memfd that holds both; the caller owns the descriptor."""
     head = json.dumps(settings).encode()
-    fd = os.memfd_create("batch_inference_payload", os.MFD_CLOEXEC)
+    import fcntl
+
+    fd = os.memfd_create("batch_inference_payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(_SIZE.pack(len(head)) + head)
             file.write(content)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except BaseException:
         os.close(fd)
         raise

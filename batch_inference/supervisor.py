@@ -28,7 +28,8 @@ from collections.abc import Callable
 
 from batch_inference import description, payload, processes
 from batch_inference import statistics as board
-from batch_inference.transport import handshake, segment
+from batch_inference.errors import TransportError
+from batch_inference.transport import channel, handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
 from batch_inference.transport.wire import VERSION
 
@@ -38,6 +39,7 @@ QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
 RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
 TAIL_LINES = 20
+MESSAGES_AT_ONCE = 100  # of one client, before the others have their turn
 MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
 
 
@@ -146,13 +148,15 @@ class Supervisor:
         try:
             if events & selectors.EVENT_WRITE:
                 client.connection.flush()
-            while client.connection in self._clients and (received := client.connection.receive()) is not None:
+            for _ in range(MESSAGES_AT_ONCE):
+                if client.connection not in self._clients or (received := client.connection.receive()) is None:
+                    return
                 message, fds = received
                 try:
                     self._obey(client, message, fds)
                 finally:
                     handshake.close_all(fds)
-        except (ConnectionLostError, AttributeError, KeyError, OSError, TypeError, ValueError):
+        except (ConnectionLostError, TransportError, AttributeError, KeyError, OSError, TypeError, ValueError):
             self._drop(client)  # gone, or it broke the rules; either way it hurts nobody else
 
     def _obey(self, client: Client, message: Message, fds: list[int]) -> None:
@@ -164,9 +168,12 @@ class Supervisor:
             raise ConnectionLostError("not a client yet")
         elif kind == "segment":
             (fd,) = fds
+            segment.attach(os.dup(fd))  # let go at once: no worker is offered what it could not map
             client.segments.append(os.dup(fd))
             self._tell_workers(segment_message(client, len(client.segments) - 1), [fd])
         elif kind == "channels" and message["kind"] in ("thread", "keys") and fds:
+            for fd in fds:
+                channel.check(message["kind"], fd)
             first = len(client.channels)
             client.channels += [(message["kind"], os.dup(fd)) for fd in fds]
             self._tell_workers(channels_message(client, first, message["kind"]), fds)
@@ -385,6 +392,10 @@ class Supervisor:
             for client in list(self._clients.values()):
                 if client.number == message["client"] and client.row >= 0:
                     self._send(client, message, fds)
+        elif kind == "unable":  # to take what a client shares: it must hear of it
+            for client in list(self._clients.values()):
+                if client.number == message["client"]:
+                    self._drop(client)
 
     def _bury(self, worker: Worker) -> None:
         """A worker has died: says so to all, and starts its next incarnation or gives up."""

@@ -19,12 +19,14 @@ import math
 import os
 import queue
 import select
+import stat
 import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from batch_inference.errors import TransportError
 from batch_inference.transport.wire import DESCRIPTOR, DESCRIPTORS_PER_WRITE, ENTRIES_PER_WRITE, ENTRY, slot_key
 
 _READ_SIZE = 1 << 16
@@ -88,23 +90,35 @@ class LocalRequestPipe:
         return list(DESCRIPTOR.iter_unpack(b"".join(parts)))
 
 
-def read_descriptors(fd: int) -> list[tuple[int, ...]]:
-    """Everything that waits in a non-blocking request pipe, oldest first."""
-    descriptors: list[tuple[int, ...]] = []
+def read_waiting(fd: int) -> bytes:
+    """Everything that waits in a non-blocking request pipe: whole descriptors, if nobody wrote anything else."""
+    data = b""
     while True:
         try:
             part = os.read(fd, _READ_SIZE)
         except BlockingIOError:
-            return descriptors
-        descriptors += DESCRIPTOR.iter_unpack(part)
+            return data
+        data += part
         if len(part) < _READ_SIZE:
-            return descriptors
+            return data
 
 
 def chunks(descriptors: Sequence[bytes]) -> Iterable[bytes]:
     """`descriptors` in pieces that a request pipe takes at once."""
     for start in range(0, len(descriptors), DESCRIPTORS_PER_WRITE):
         yield b"".join(descriptors[start : start + DESCRIPTORS_PER_WRITE])
+
+
+def check(kind: str, fd: int) -> None:
+    """TransportError unless `fd` is what a worker needs for the far end of a channel of this kind, thread or keys."""
+    if kind == "thread":
+        right = os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventfd]"
+    else:
+        right = stat.S_ISFIFO(os.fstat(fd).st_mode)
+    if not right:
+        raise TransportError(
+            f"what was offered as a channel of kind {kind!r} is none: refused, a worker could not use it"
+        )
 
 
 class NearChannel(Protocol):
@@ -174,7 +188,10 @@ class FarThreadChannel:
         self._fd = fd
 
     def post(self, segment: int, unit: int) -> bool:
-        os.eventfd_write(self._fd, 1)
+        try:
+            os.eventfd_write(self._fd, 1)
+        except BlockingIOError:
+            pass  # it is full: then its reader is woken anyway
         return False
 
     def flush(self) -> bool:
@@ -224,8 +241,10 @@ class FarPipeChannel:
     """Keeps what a full pipe does not take; the worker flushes again when `fileno` becomes writable."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = reopen(fd, os.O_RDWR | os.O_NONBLOCK)
-        os.close(fd)
+        try:
+            self._fd = reopen(fd, os.O_RDWR | os.O_NONBLOCK)
+        finally:
+            os.close(fd)
         self._posted: list[int] = []
 
     def post(self, segment: int, unit: int) -> bool:

@@ -33,6 +33,11 @@ MAX_TEXT = 1 << 14
 """Most bytes of a message that one text (a traceback, stderr lines) may take; longer ones are cut in the middle."""
 MAX_DESCRIPTORS = 64
 MAX_QUEUED = 10_000
+MAX_WAITING = 4096
+"""Processes that may wait to be let in; the machine's own limit may be lower (net.core.somaxconn)."""
+CONNECT_TIMEOUT = 30.0
+MAX_ADDRESS = 107
+"""Bytes of a unix socket's path."""
 _PEER = struct.Struct("iII")
 
 
@@ -110,7 +115,7 @@ class Connection:
             message = json.loads(data)
             if not isinstance(message, dict) or not isinstance(message.get("type"), str):
                 raise ConnectionLostError("a message that is not an object with a type")
-        except (ConnectionLostError, ValueError) as error:
+        except (ConnectionLostError, RecursionError, ValueError) as error:
             close_all(fds)
             raise error if isinstance(error, ConnectionLostError) else ConnectionLostError(str(error)) from error
         return message, list(fds)
@@ -168,7 +173,14 @@ def random_address() -> str:
 
 
 def named_address(name: str) -> str:
-    return os.path.join(runtime_directory(), f"{name}.sock")
+    """Where the host `name` of this user listens. TransportError if the directory cannot be used."""
+    address = os.path.join(runtime_directory(), f"{name}.sock")
+    if len(os.fsencode(address)) > MAX_ADDRESS:
+        raise TransportError(
+            f"{address} is longer than the {MAX_ADDRESS} bytes that a unix socket's path may have: choose a shorter "
+            "name, or a shorter XDG_RUNTIME_DIR (or TMPDIR)"
+        )
+    return address
 
 
 def connect_or_listen(address: str, deadline: float) -> tuple[socket.socket, bool]:
@@ -190,7 +202,7 @@ def connect_or_listen(address: str, deadline: float) -> tuple[socket.socket, boo
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 sock.bind(address)
-                sock.listen(128)
+                sock.listen(MAX_WAITING)
                 return sock, True
             except OSError as error:
                 sock.close()
@@ -200,11 +212,14 @@ def connect_or_listen(address: str, deadline: float) -> tuple[socket.socket, boo
 
 
 def connect(address: str) -> socket.socket | None:
-    """A connection to whoever serves `address`, or None when nobody does. TransportError if it is another user."""
+    """A connection to whoever serves `address`, or None when nobody does.
+
+    TransportError if it is another user, or one who takes nobody for CONNECT_TIMEOUT.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        sock.settimeout(5.0)
-        sock.connect(address)
+        sock.setblocking(False)
+        _connect(sock, address)
         _, uid = peer(sock)
         if uid != os.geteuid():
             raise TransportError(f"{address!r} is served by user {uid}, not by us ({os.geteuid()}): refused")
@@ -215,6 +230,20 @@ def connect(address: str) -> socket.socket | None:
     except BaseException:
         sock.close()
         raise
+
+
+def _connect(sock: socket.socket, address: str) -> None:
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    while True:
+        try:
+            sock.connect(address)
+            return
+        except BlockingIOError:  # as many as may wait for it do
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    f"whoever serves {address!r} has not taken anybody for {CONNECT_TIMEOUT:.0f} s: is it stopped?"
+                ) from None
+            time.sleep(0.005)
 
 
 def runtime_directory() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from batch_inference.errors import TransportError
@@ -20,11 +20,12 @@ from batch_inference.transport.channel import (
     FarPipeChannel,
     FarThreadChannel,
     LocalRequestPipe,
-    read_descriptors,
+    read_waiting,
 )
 from batch_inference.transport.handshake import Connection, close_all
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import (
+    DESCRIPTOR,
     DONE_AT,
     DONE_GEN,
     DROPPED,
@@ -47,6 +48,9 @@ from batch_inference.transport.wire import (
 )
 
 Descriptor = tuple[int, ...]
+
+MAX_PARKED = 1 << 16
+"""Descriptors that wait for their segment; in more than so many, the oldest are nobody's."""
 
 
 class Peer:
@@ -187,12 +191,26 @@ class RemoteInbox:
                 else [fd for fd, _ in self._poll.poll(timeout)]
             )
             commands, requests = self._control_fd in ready, self._pipe in ready
+        opened: list[Incoming] = []
         if commands:
             self._obey()
-        descriptors, self._parked = self._parked, []
+            parked, self._parked = self._parked, []
+            self._open(parked, opened)
         if requests:
-            descriptors += read_descriptors(self._pipe)
-        return self._open(descriptors)
+            self._open_waiting(read_waiting(self._pipe), opened)
+        return opened
+
+    def _open_waiting(self, data: bytes, opened: list[Incoming]) -> None:
+        """Opens the requests whose descriptors were read from the pipe."""
+        broken = len(data) % DESCRIPTOR.size
+        if not self._open(DESCRIPTOR.iter_unpack(data[:-broken] if broken else data), opened) and not broken:
+            return
+        # Somebody wrote what is no descriptor, so that those of others may lie between the places where they should.
+        descriptors = [DESCRIPTOR.unpack_from(data, at) for at in range(len(data) - DESCRIPTOR.size + 1)]
+        misplaced = [descriptor for at, descriptor in enumerate(descriptors) if at % DESCRIPTOR.size]
+        parked, self._parked = self._parked, []
+        self._open([descriptor for descriptor in misplaced if descriptor[0] in self._peers], opened)
+        self._parked = parked
 
     def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
         """Waits for commands, requests, and room for what did not fit: with poll, as select knows no large numbers."""
@@ -206,11 +224,17 @@ class RemoteInbox:
             self.flush()
         return bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT), self._pipe in ready
 
-    def _open(self, descriptors: list[Descriptor]) -> list[Incoming]:
-        """The requests in slots that are here; descriptors whose memory or channel has yet to come are parked."""
-        opened = []
+    def _open(self, descriptors: Iterable[Descriptor], opened: list[Incoming]) -> bool:
+        """Adds the requests in slots that are here; descriptors whose memory or channel has yet to come are parked.
+
+        Returns whether some were none: nothing arrives from the future.
+        """
+        nonsense, now = False, time.monotonic_ns()
         for descriptor in descriptors:
-            client, channel, number, unit, gen, _, _ = descriptor
+            client, channel, number, unit, gen, arrived, _ = descriptor
+            if not 0 < arrived <= now:
+                nonsense = True
+                continue
             try:
                 peer = self._peers[client]
                 memory, far = peer.segments[number], peer.channels[channel]
@@ -220,7 +244,8 @@ class RemoteInbox:
                 continue
             if unit < memory.units and memory.words[unit * WORDS_PER_UNIT + GEN] == gen:
                 opened.append(Incoming(self, peer, memory, far, descriptor))
-        return opened
+        del self._parked[:-MAX_PARKED]
+        return nonsense
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         number, unit, gen, status = slot
@@ -265,15 +290,17 @@ class RemoteInbox:
             close_all(fds)
             return
         peer = self._peers.setdefault(number, Peer(number))
-        if message["type"] == "segment":
-            try:
-                peer.segments[message["number"]] = segment.attach(fds[0])
-            except (TransportError, OSError, ValueError):
-                self._forget(number)  # it offered memory that could kill us
-        else:
-            far = FarThreadChannel if message["kind"] == "thread" else FarPipeChannel
-            for offset, fd in enumerate(fds):
-                peer.channels[message["first"] + offset] = far(fd)
+        try:
+            if message["type"] == "segment":
+                peer.segments[message["number"]] = segment.attach(fds.pop())
+            else:
+                far = FarThreadChannel if message["kind"] == "thread" else FarPipeChannel
+                for number_of_channel in range(message["first"], message["first"] + len(fds)):
+                    peer.channels[number_of_channel] = far(fds.pop(0))
+        except (TransportError, OSError):  # the supervisor lets pass what is right: we lack memory or descriptors
+            close_all(fds)
+            self._forget(number)
+            self._control.send({"type": "unable", "client": number})
 
     def _forget(self, number: int) -> None:
         self._gone.add(number)

@@ -64,7 +64,10 @@ def create(size: int) -> Segment:
 
 
 def attach(fd: int) -> Segment:
-    """Maps a segment of another process; closes `fd`. TransportError unless it is sealed against shrinking."""
+    """Maps a segment of another process; closes `fd`.
+
+    TransportError unless it is sealed against shrinking and of whole units; OSError if it cannot be mapped.
+    """
     import fcntl
 
     try:
@@ -76,7 +79,10 @@ def attach(fd: int) -> Segment:
             raise TransportError(
                 "a segment that is not sealed against shrinking was offered: refused, it could kill us"
             )
-        return Segment(mmap.mmap(fd, os.fstat(fd).st_size))
+        size = os.fstat(fd).st_size
+        if size <= 0 or size % UNIT:
+            raise TransportError(f"a segment of {size} bytes was offered: refused, it must be whole units of {UNIT}")
+        return Segment(mmap.mmap(fd, size))
     finally:
         os.close(fd)
 

@@ -19,7 +19,7 @@ from batch_inference.transport.channel import (
     RequestPipe,
     ThreadChannel,
     chunks,
-    read_descriptors,
+    read_waiting,
 )
 from batch_inference.transport.wire import DESCRIPTOR, DESCRIPTORS_PER_WRITE, ENTRIES_PER_WRITE, PIPE_BUF, slot_key
 
@@ -35,8 +35,8 @@ def descriptor(number: int) -> bytes:
     return DESCRIPTOR.pack(1, 2, 3, number, 5, 6, 7)
 
 
-def numbers(found: list[tuple[int, ...]]) -> list[int]:
-    return [entry[3] for entry in found]
+def numbers(data: bytes) -> list[int]:
+    return [entry[3] for entry in DESCRIPTOR.iter_unpack(data)]
 
 
 # --- request pipes --------------------------------------------------------------------------------------------------
@@ -51,10 +51,10 @@ def test_a_request_pipe_takes_whole_writes_until_it_is_full_and_keeps_their_orde
         sent += DESCRIPTORS_PER_WRITE
     assert sent >= 2 * DESCRIPTORS_PER_WRITE
     found = []
-    while part := read_descriptors(reading):
+    while part := read_waiting(reading):
         found += numbers(part)
     assert found == list(range(sent))
-    assert pipe.write(descriptor(1)) and numbers(read_descriptors(reading)) == [1]
+    assert pipe.write(descriptor(1)) and numbers(read_waiting(reading)) == [1]
     os.close(reading)
     assert pipe.write(descriptor(2))  # nobody reads: no EPIPE and no signal
     del pipe
@@ -70,7 +70,7 @@ def test_writes_of_many_threads_are_never_mixed() -> None:
     def read() -> None:
         while not over.is_set() or select.select([reading], [], [], 0)[0]:
             if select.select([reading], [], [], 0.01)[0]:
-                found.extend(numbers(read_descriptors(reading)))
+                found.extend(numbers(read_waiting(reading)))
 
     def write(start: int) -> None:
         for number in range(start, start + 2000):
@@ -101,7 +101,7 @@ def test_flags_of_the_other_end_are_its_own() -> None:
 def test_chunks_are_as_large_as_one_atomic_write_may_be() -> None:
     parts = list(chunks([descriptor(number) for number in range(300)]))
     assert all(len(part) <= PIPE_BUF for part in parts) and len(parts) == 3
-    assert numbers(list(DESCRIPTOR.iter_unpack(b"".join(parts)))) == list(range(300))
+    assert numbers(b"".join(parts)) == list(range(300))
     assert list(chunks([])) == []
 
 
@@ -110,7 +110,7 @@ def test_a_local_request_pipe_delivers_in_order_and_waits_no_longer_than_it_shou
     assert pipe.read(0.0) == [] and pipe.read(0.01) == []
     pipe.write(descriptor(1) + descriptor(2))
     pipe.write(descriptor(3))
-    assert numbers(pipe.read(None)) == [1, 2, 3]
+    assert [entry[3] for entry in pipe.read(None)] == [1, 2, 3]
 
 
 # --- wake-ups -------------------------------------------------------------------------------------------------------
