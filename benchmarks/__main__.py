@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import sys
 from collections.abc import Sequence
 
-from benchmarks.measure import Row
+from benchmarks import page
+from benchmarks.measure import Found, Row
 from benchmarks.options import Options
-from benchmarks.report import log, machine, row_record, table, write_lines
+from benchmarks.peers.environments import install
+from benchmarks.report import log, machine, record, table, write_lines
 
 DEFAULT = {
     "transport": "round trips and rates of a model without cost, pipe and memcpy floors beside them",
@@ -20,6 +23,9 @@ DEFAULT = {
 EXTRA = {
     "floors": "what the machine allows: pipe round trip, memcpy",
     "policy": "when batches are cut: our rule beside fixed delays (about five minutes; draws the figure of the docs)",
+    "peers": "us beside our peers, on the same work (about 40 minutes; --quick 15)",
+    "scale": "cost of a request with more client processes, more workers, more requests waiting",
+    "page": "writes docs/benchmarks.md and its figures anew from docs/benchmarks.json",
     "profile": "where the time of one request goes, caller's side and worker's side",
 }
 
@@ -36,8 +42,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="name", help="benchmarks to run, or 'list'")
     parser.add_argument("--rounds", type=int, default=Options.rounds, help="rounds of each cell (default %(default)s)")
     parser.add_argument("--window", type=float, default=Options.window, help="seconds a cell (default %(default)s)")
-    parser.add_argument("--cells", default="", help="only these cells, with commas between (transport, policy)")
-    parser.add_argument("--quick", action="store_true", help="one short round: does it run at all?")
+    parser.add_argument("--cells", default="", help="only these cells, with commas between (transport, policy, peers)")
+    parser.add_argument("--quick", action="store_true", help="three short rounds: all of it in less than 20 minutes")
+    parser.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="only these peers")
+    parser.add_argument("--install", nargs="*", metavar="NAME", help="make the environments of peers, all or these")
+    parser.add_argument("--publish", action="store_true", help="into docs/benchmarks.json, .md and the figures")
     parser.add_argument("--out", metavar="FILE", help="append the rows as JSON lines")
     parsed = parser.parse_args(arguments)
     unknown = [name for name in parsed.names if name not in known and name != "list"]
@@ -54,10 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "list" in parsed.names:
         print("\n".join(f"{name:<10} {text}" for name, text in {**DEFAULT, **EXTRA}.items()))
         return 0
-    cells = tuple(filter(None, parsed.cells.split(",")))
-    options = Options(parsed.rounds, parsed.window, cells=cells)
+    if parsed.install is not None:
+        return install(parsed.install)
+    options = Options(
+        parsed.rounds, parsed.window, cells=tuple(filter(None, parsed.cells.split(","))), peers=tuple(parsed.peers)
+    )
     if parsed.quick:
-        options = Options(rounds=1, window=0.2, warm=0.1, cells=cells)
+        options = dataclasses.replace(options, rounds=3, window=0.4, warm=0.2)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open(parsed.out, "a", encoding="utf-8")) if parsed.out else None
@@ -65,12 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_lines(out, [machine()])
         for name in parsed.names or list(DEFAULT):
             log(f"{name}: {({**DEFAULT, **EXTRA})[name]}")
-            found: list[Row] = importlib.import_module(f"benchmarks.{name}").run(options)
-            rows += found
+            found: list[Found] = importlib.import_module(f"benchmarks.{name}").run(options)
+            rows += [one for one in found if isinstance(one, Row)]
+            if parsed.publish:
+                page.publish(name, found, machine(), options)
             if out:
-                write_lines(out, [row_record(name, row) for row in found])
+                write_lines(out, [record(name, one) for one in found])
     if rows:
         print(table(rows))
+    if parsed.publish:
+        page.write()
     return int(any(row.met is False for row in rows))
 
 

@@ -9,19 +9,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from benchmarks.machine import Meter
+from benchmarks.workloads import Work, burn, right
 
 DRAIN = 5.0
 """Seconds a request may still take after the window before it counts as missing."""
-
-Array = npt.NDArray[np.float32]
 
 
 class Target(Protocol):
@@ -32,18 +28,44 @@ class Target(Protocol):
     async def apredict(self, x: Any) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Plan:
+    """One window: what how many callers send, for how long."""
+
+    callers: int
+    work: Work
+    window: float
+    warm: float
+    """Seconds before the window opens."""
+    pids: tuple[int, ...] = ()
+    """Processes whose CPU time counts."""
+    burn: int = 0
+    """Iterations of pure Python before each request."""
+    first: int = 0
+    """Number of the first caller, for callers that are spread over processes."""
+    counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """Batches and rows of the model so far."""
+
+
 @dataclass
 class Load:
     """What came of one window."""
 
-    requests: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
     """CPU seconds of all processes concerned, the callers' own loop included."""
     foreign: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    """Seconds, of the requests answered in the window."""
+    batches: int = 0
+    rows: int = 0
     wrong: int = 0
     missing: int = 0
     errors: list[str] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        return len(self.latencies)
 
     @property
     def rate(self) -> float:
@@ -55,11 +77,11 @@ class Load:
 
 
 class _Shared:
-    """Between the callers and the one that ends the window. Counts are per caller: no lock, no lost increments."""
+    """Between the callers and the one that ends the window. Lists are per caller: no lock, nothing lost."""
 
     def __init__(self, callers: int) -> None:
         self.stop = False
-        self.counts = [0] * callers
+        self.latencies: list[list[float]] = [[] for _ in range(callers)]
         self.wrong = [0] * callers
         self.errors: list[str] = []
 
@@ -69,65 +91,67 @@ class _Shared:
 
 
 class _Window:
-    def __init__(self, shared: _Shared, pids: Iterable[int]) -> None:
-        self._shared, self._meter, self._before = shared, Meter(pids), sum(shared.counts)
+    def __init__(self, shared: _Shared, plan: Plan) -> None:
+        self._shared, self._counts = shared, plan.counts
+        self._done = list(map(len, shared.latencies))
+        self._before, self._meter = plan.counts(), Meter(plan.pids)
 
     def close(self) -> Load:
         meter = self._meter.stop()
-        done = sum(self._shared.counts) - self._before
+        latencies = [
+            latency for done, mine in zip(self._done, self._shared.latencies, strict=True) for latency in mine[done:]
+        ]
+        batches, rows = (after - before for after, before in zip(self._counts(), self._before, strict=True))
         self._shared.stop = True
-        return Load(requests=done, seconds=meter.seconds, cpu=meter.own, foreign=meter.foreign)
+        return Load(meter.seconds, meter.own, meter.foreign, latencies, batches, rows)
 
 
-def request(caller: int, shape: tuple[int, ...]) -> Array:
-    return np.full(shape, caller, np.float32)
-
-
-def _right(answer: Any, shape: tuple[int, ...], value: float) -> bool:
-    """Two elements only: the check is inside the loop that is measured."""
-    return bool(answer.shape == shape and answer.item(0) == value and answer.item(-1) == value)
-
-
-def _thread(shared: _Shared, caller: int, predict: Callable[[Array], Any], shape: tuple[int, ...]) -> None:
-    x, counts, value = request(caller, shape), shared.counts, caller
+def _thread(shared: _Shared, index: int, predict: Callable[[Any], Any], plan: Plan) -> None:
+    mine, clock, shape, iterations = shared.latencies[index], time.perf_counter, plan.work.answer, plan.burn
     try:
-        while not shared.stop:
-            value = value + 64 if value < 8_000_000 else caller  # float32 counts exactly up to 16.7 million
-            x[0, 0] = x[0, -1] = value
-            if not _right(predict(x), shape, value):
-                shared.wrong[caller] += 1
-            counts[caller] += 1
+        for x, value in plan.work.stream(plan.first + index):
+            if shared.stop:
+                break
+            if iterations:
+                burn(iterations)
+            before = clock()
+            answer = predict(x)
+            mine.append(clock() - before)
+            if not right(answer, shape, value):
+                shared.wrong[index] += 1
     except Exception as error:
         shared.errors.append(repr(error)[:300])
 
 
-async def _task(shared: _Shared, caller: int, apredict: Callable[[Array], Any], shape: tuple[int, ...]) -> None:
-    x, counts, value = request(caller, shape), shared.counts, caller
+async def _task(shared: _Shared, index: int, apredict: Callable[[Any], Any], plan: Plan) -> None:
+    mine, clock, shape, iterations = shared.latencies[index], time.perf_counter, plan.work.answer, plan.burn
     try:
-        while not shared.stop:
-            value = value + 64 if value < 8_000_000 else caller
-            x[0, 0] = x[0, -1] = value
-            if not _right(await apredict(x), shape, value):
-                shared.wrong[caller] += 1
-            counts[caller] += 1
+        for x, value in plan.work.stream(plan.first + index):
+            if shared.stop:
+                break
+            if iterations:
+                burn(iterations)
+            before = clock()
+            answer = await apredict(x)
+            mine.append(clock() - before)
+            if not right(answer, shape, value):
+                shared.wrong[index] += 1
     except Exception as error:
         shared.errors.append(repr(error)[:300])
 
 
-def threads(
-    target: Target, callers: int, shape: tuple[int, ...], window: float, warm: float, pids: Iterable[int]
-) -> Load:
-    """`callers` threads, counted for `window` seconds after `warm` seconds."""
-    shared = _Shared(callers)
+def threads(target: Target, plan: Plan) -> Load:
+    """Callers that are threads."""
+    shared = _Shared(plan.callers)
     running = [
-        threading.Thread(target=_thread, args=(shared, caller, target.predict, shape), daemon=True)
-        for caller in range(callers)
+        threading.Thread(target=_thread, args=(shared, index, target.predict, plan), daemon=True)
+        for index in range(plan.callers)
     ]
     for thread in running:
         thread.start()
-    time.sleep(warm)
-    opened = _Window(shared, pids)
-    time.sleep(window)
+    time.sleep(plan.warm)
+    opened = _Window(shared, plan)
+    time.sleep(plan.window)
     load = opened.close()
     deadline = time.monotonic() + DRAIN
     for thread in running:
@@ -135,39 +159,38 @@ def threads(
     return shared.finish(load, sum(thread.is_alive() for thread in running))
 
 
-def tasks(
-    target: Target, callers: int, shape: tuple[int, ...], window: float, warm: float, pids: Iterable[int]
-) -> Load:
-    """The same as tasks of one event loop, which runs in this thread."""
-
-    async def run() -> Load:
-        shared = _Shared(callers)
-        running = [asyncio.ensure_future(_task(shared, caller, target.apredict, shape)) for caller in range(callers)]
-        await asyncio.sleep(warm)
-        opened = _Window(shared, pids)
-        await asyncio.sleep(window)
-        load = opened.close()
-        _, pending = await asyncio.wait(running, timeout=DRAIN)
-        for task in pending:
-            task.cancel()
-        return shared.finish(load, len(pending))
-
-    return asyncio.run(run())
+async def tasks_here(target: Target, plan: Plan) -> Load:
+    """Callers that are tasks of the running event loop."""
+    shared = _Shared(plan.callers)
+    running = [asyncio.ensure_future(_task(shared, index, target.apredict, plan)) for index in range(plan.callers)]
+    await asyncio.sleep(plan.warm)
+    opened = _Window(shared, plan)
+    await asyncio.sleep(plan.window)
+    load = opened.close()
+    _, pending = await asyncio.wait(running, timeout=DRAIN)
+    for task in pending:
+        task.cancel()
+    return shared.finish(load, len(pending))
 
 
-def round_trips(target: Target, shape: tuple[int, ...], window: float, warm: float) -> tuple[list[float], int]:
+def tasks(target: Target, plan: Plan) -> Load:
+    """Callers that are tasks of an event loop of their own, which runs in this thread."""
+    return asyncio.run(tasks_here(target, plan))
+
+
+def round_trips(target: Target, work: Work, window: float, warm: float) -> tuple[list[float], int]:
     """Seconds of each request of one caller, and how many answers were wrong."""
-    x, value, wrong = request(0, shape), 0, 0
+    wrong = 0
     times: list[float] = []
     predict, clock = target.predict, time.perf_counter
     begin = clock() + warm
     end = begin + window
-    while (before := clock()) < end:
+    for x, value in work.stream(0):
+        if (before := clock()) >= end:
+            break
         answer = predict(x)
         after = clock()
-        wrong += not _right(answer, shape, value)
+        wrong += not right(answer, work.answer, value)
         if before >= begin:
             times.append(after - before)
-        value = (value + 1) % 8_000_000
-        x[0, 0] = x[0, -1] = value
     return times, wrong

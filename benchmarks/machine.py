@@ -84,6 +84,23 @@ class Meter:
         return self
 
 
+def tagged(tag: str) -> tuple[int, ...]:
+    """Pids of all processes that were started with `tag` (NAME=VALUE) in their environment."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
+            if tag.encode() in environ.read().split(b"\0"):
+                found.append(int(entry))
+    return tuple(sorted(found))
+
+
+def proportional(pid: int) -> float:
+    """Memory of a process in MiB, shared pages divided among those that share them; 0 if it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
+        return next((int(line.split()[1]) / 1024 for line in rollup if line.startswith("Pss:")), 0.0)
+    return 0.0
+
+
 def resident(pid: int) -> tuple[float, float]:
     """(resident, private) memory of a process in MiB; private is what would be free again if it ended."""
     total = private = 0

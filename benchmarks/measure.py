@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 NOISY = 0.25
 """Cores kept busy by anyone else above which a round counts as disturbed."""
@@ -35,7 +36,15 @@ class Sample:
         return self.value / self.floor if self.floor else None
 
 
-def quiet(samples: Sequence[Sample], at_least: int = 3) -> list[Sample]:
+class Disturbed(Protocol):
+    @property
+    def foreign(self) -> float: ...
+
+
+Measured = TypeVar("Measured", bound=Disturbed)
+
+
+def quiet(samples: Sequence[Measured], at_least: int = 3) -> list[Measured]:
     """The samples of undisturbed rounds; where these are too few, the `at_least` least disturbed ones."""
     ordered = sorted(samples, key=lambda sample: sample.foreign)
     calm = sum(sample.foreign < NOISY for sample in ordered)
@@ -82,6 +91,70 @@ class Row:
     rounds: int = 1
     foreign: float = 0.0
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One contender in one cell, once."""
+
+    number: int
+    rate: float
+    """Requests answered per second."""
+    p50: float
+    p99: float
+    """Seconds."""
+    cpu: float = 0.0
+    """CPU seconds a request, over all processes."""
+    batch: float = 0.0
+    """Mean rows of a batch; 0 if unknown."""
+    memory: float = 0.0
+    """MiB of all processes together."""
+    foreign: float = 0.0
+    faults: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Medians of the quiet rounds of one contender in one cell."""
+
+    workload: str
+    callers: int
+    who: str
+    rate: float
+    p50: float
+    p99: float
+    cpu: float
+    batch: float
+    memory: float
+    foreign: float
+    rounds: int
+    faults: int
+    error: str = ""
+
+
+def summary(workload: str, callers: int, who: str, rounds: Sequence[Round]) -> Cell:
+    kept = quiet([got for got in rounds if got.rate] or rounds)
+
+    def median(name: str) -> float:
+        return statistics.median(getattr(got, name) for got in kept)
+
+    values = {name: median(name) for name in ("rate", "p50", "p99", "cpu", "batch", "memory")}
+    faults, error = sum(got.faults for got in rounds), next((got.error for got in rounds if got.error), "")
+    return Cell(
+        workload,
+        callers,
+        who,
+        **values,
+        foreign=max(got.foreign for got in kept),
+        rounds=len(kept),
+        faults=faults,
+        error=error,
+    )
+
+
+Found = Row | Cell
+"""What a benchmark gives back."""
 
 
 def judge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import os
 import time
 from typing import Any
 
@@ -41,4 +42,18 @@ class Sleeps:
 
     def predict_batch(self, x: Any) -> Any:
         time.sleep(self._fixed + self._per_row * len(x))
+        return x
+
+
+class Held(Echo):
+    """Gives back nothing until there is a file at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._open = False
+
+    def predict_batch(self, x: Any) -> Any:
+        while not self._open and not os.path.exists(self._path):
+            time.sleep(0.001)
+        self._open = True
         return x

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from batch_inference import ModelHost
-from benchmarks.load import DRAIN, request
+from benchmarks.load import DRAIN
+from benchmarks.workloads import request
 
 
 def poisson(host: ModelHost, shape: tuple[int, ...], rate: float, window: float, warm: float, seed: int) -> list[float]:

@@ -15,3 +15,5 @@ class Options:
     """Seconds run before the window opens."""
     cells: tuple[str, ...] = ()
     """Only these cells of a benchmark that has several; none named: all."""
+    peers: tuple[str, ...] = ()
+    """Only these peers; none named: all that are installed."""

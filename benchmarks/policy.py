@@ -30,6 +30,7 @@ from benchmarks.open_loop import poisson
 from benchmarks.options import Options
 from benchmarks.report import log
 from benchmarks.transport import processes
+from benchmarks.workloads import echo, request
 
 OURS = "ours"
 DELAYS = {"0 ms": 0.0, "0.2 ms": 0.2e-3, "1 ms": 1e-3, "5 ms": 5e-3, "10 ms": 10e-3}
@@ -124,7 +125,7 @@ class Bench:
         """Replies per second."""
         target = Staggered(self.hosts[name], cell.think)
         how = load.tasks if cell.how == "tasks" else load.threads
-        done = how(target, cell.callers, SHAPE, self.window, self.warm, self.pids)
+        done = how(target, load.Plan(cell.callers, echo(SHAPE), self.window, self.warm, self.pids))
         self.faults += done.faults
         self.foreign[name] = done.foreign
         return done.rate
@@ -220,7 +221,7 @@ async def step(host: ModelHost, window: float) -> Values:
 
     async def call(number: int) -> None:
         nonlocal count
-        x = load.request(number, SHAPE)
+        x = request(number, SHAPE)
         while number < wanted:
             await host.apredict(x)
             count += 1

@@ -30,6 +30,7 @@ from benchmarks.measure import Row
 from benchmarks.options import Options
 from benchmarks.report import log
 from benchmarks.transport import TINY, processes, started_host
+from benchmarks.workloads import echo, request
 
 TOP = 25
 CALLS = 2000
@@ -58,7 +59,7 @@ def counted() -> None:
         host.start()
         try:
             with pinned({os.getpid(): near, **dict.fromkeys(processes(host), far)}):
-                x = load.request(1, TINY)
+                x = request(1, TINY)
                 for _ in range(200):
                     host.predict(x)
                 profile = cProfile.Profile()
@@ -135,7 +136,7 @@ def _under_load(
     found: list[str] = []
     watcher = threading.Thread(target=lambda: found.append(attached(command, seconds)))
     watcher.start()
-    done = how(target, callers, TINY, seconds + 1.5, 0.3, ())
+    done = how(target, load.Plan(callers, echo(TINY), seconds + 1.5, 0.3))
     watcher.join()
     who = "callers" if pid == os.getpid() else f"process {pid} (worker or supervisor)"
     title = f"{who}, {callers} {how.__name__}, {done.rate:,.0f}/s while watched"

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from benchmarks.measure import Row
+from benchmarks.measure import Found, Row
 
 HEADS = ("", "value", "floor", "ratio", "goal", "", "note")
 
@@ -90,5 +90,5 @@ def write_lines(out: IO[str], records: Iterable[dict[str, Any]]) -> None:
     out.flush()
 
 
-def row_record(benchmark: str, row: Row) -> dict[str, Any]:
-    return {"kind": "row", "benchmark": benchmark, **dataclasses.asdict(row)}
+def record(benchmark: str, found: Found) -> dict[str, Any]:
+    return {"kind": type(found).__name__.lower(), "benchmark": benchmark, **dataclasses.asdict(found)}

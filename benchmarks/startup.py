@@ -87,11 +87,11 @@ def run(options: Options) -> list[Row]:
 
     client = [Sample(host["client"][0] - host["bare"][0]) for host in hosts]
     return [
-        judge("import batch_inference, beside numpy", "ms", imports, Goal(times=1.4, at_most=True)),
-        judge("host.start(), model without cost", "s", seconds("start"), Goal(limit=0.6, at_most=True)),
+        judge("6. import batch_inference, beside numpy", "ms", imports, Goal(times=1.4, at_most=True)),
+        judge("6. host.start(), model without cost", "s", seconds("start"), Goal(limit=0.6, at_most=True)),
         judge("host.stop()", "s", seconds("stop")),
         judge("worker, resident (floor: bare numpy)", "MiB", memory("worker")),
-        judge("worker over bare numpy", "MiB", added("worker"), Goal(limit=15, at_most=True)),
-        judge("supervisor, resident", "MiB", memory("supervisor"), Goal(limit=15, at_most=True)),
-        judge("caller's process, added by the library", "MiB", client, Goal(limit=5, at_most=True)),
+        judge("6. worker over bare numpy", "MiB", added("worker"), Goal(limit=15, at_most=True)),
+        judge("6. supervisor, resident", "MiB", memory("supervisor"), Goal(limit=15, at_most=True)),
+        judge("6. caller's process, added by the library", "MiB", client, Goal(limit=5, at_most=True)),
     ]

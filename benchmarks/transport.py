@@ -19,6 +19,7 @@ from benchmarks.machine import Meter, parent_of, pinned, two_cores
 from benchmarks.measure import Goal, Row, Sample, judge, percentile
 from benchmarks.options import Options
 from benchmarks.report import log
+from benchmarks.workloads import echo
 
 TINY = (1, 16)
 BIG = (1, LARGE // 4)
@@ -47,13 +48,14 @@ class Bench:
 
     def one_thread(self, shape: tuple[int, ...]) -> Measured:
         meter = Meter(self.everyone())
-        times, wrong = load.round_trips(self.target, shape, self.options.window, self.options.warm)
+        times, wrong = load.round_trips(self.target, echo(shape), self.options.window, self.options.warm)
         meter.stop()
         extra = {"p99": percentile(times, 0.99) * 1e6}
         return Measured(statistics.median(times) * 1e6, meter.foreign, wrong, extra)
 
     def many(self, how: Callable[..., load.Load], callers: int, shape: tuple[int, ...]) -> Measured:
-        done = how(self.target, callers, shape, self.options.window, self.options.warm, self.everyone())
+        plan = load.Plan(callers, echo(shape), self.options.window, self.options.warm, self.everyone())
+        done = how(self.target, plan)
         extra = {"CPU a request": done.cpu / done.requests * 1e6 if done.requests else 0.0}
         return Measured(done.rate, done.foreign, done.faults, extra, done.errors)
 

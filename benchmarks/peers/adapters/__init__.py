@@ -1,0 +1,1 @@
+"""One file a peer. Each has a class `Adapter` (see `base`)."""

@@ -1,0 +1,131 @@
+"""What is to be reached, judged from one run. Pure: rounds in, rows out.
+
+Against peers the floor of a row is the best of them, chosen by its median; the ratio is taken round by round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+
+from benchmarks.measure import Goal, Round, Row, Sample, judge, quiet
+from benchmarks.peers.beside import COPY, MODEL, PIPE
+from benchmarks.peers.roster import ALONE, HERE, OURS, PEERS, PROCESS
+
+Key = tuple[str, int, str]
+Results = dict[Key, list[Round]]
+"""Rounds by workload, callers, and who."""
+THREADS, TASKS = OURS
+OUT = tuple(peer.name for peer in PEERS if peer.where == PROCESS and peer.name not in OURS)
+IN = tuple(peer.name for peer in PEERS if peer.where == HERE and peer.batches)
+
+
+def rate(got: Round) -> float:
+    return got.rate
+
+
+def median_rate(rounds: Iterable[Round]) -> float:
+    kept = quiet([got for got in rounds if got.rate])
+    return statistics.median(got.rate for got in kept) if kept else 0.0
+
+
+def pairs(ours: list[Round], theirs: list[Round], value: Callable[[Round], float] = rate) -> list[Sample]:
+    """Rounds that both have."""
+    floors = {got.number: got for got in theirs if got.rate}
+    both = [(got, floors[got.number]) for got in ours if got.number in floors and got.rate]
+    return [Sample(value(got), value(floor), max(got.foreign, floor.foreign)) for got, floor in both]
+
+
+class Judge:
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self.rows: list[Row] = []
+
+    def add(self, title: str, unit: str, samples: list[Sample], goal: Goal, key: Key, note: str = "") -> None:
+        faults = sum(got.faults for got in self._results.get(key, ()))
+        if samples:
+            self.rows.append(judge(title, unit, samples, goal, note, faults))
+
+    def against(self, number: int, key: Key, others: Iterable[str], goal: Goal, workload: str = "") -> None:
+        """Requests per second beside the best of `others` in the same cell (or at `workload`, for the same callers)."""
+        name, callers, who = key
+        found = {other: self._results.get((workload or name, callers, other), []) for other in others}
+        best = max(found, key=lambda other: median_rate(found[other]), default="")
+        if not best or not median_rate(found[best]):
+            return
+        samples = pairs(self._results.get(key, []), found[best])
+        title = f"{number}. ({name}) {callers} {'tasks' if who == TASKS else 'threads'}"
+        self.add(title, "/s", samples, goal, key, f"beside {best}" + (f" in ({workload})" if workload else ""))
+
+    def latency(self, number: int, key: Key, other: str, times: float) -> None:
+        workload, callers, who = key
+        theirs = self._results.get((workload, callers, other), [])
+        samples = pairs(self._results.get(key, []), theirs, lambda got: got.p50 * 1e6)
+        title = f"{number}. ({workload}) one of our {'tasks' if who == TASKS else 'threads'}, p50"
+        self.add(title, "us", samples, Goal(times=times, at_most=True), key, f"beside {other}")
+
+    def cpu(self, number: int, key: Key, limit: float) -> None:
+        workload, callers, who = key
+        samples = [Sample(got.cpu * 1e6, foreign=got.foreign) for got in self._results.get(key, []) if got.rate]
+        title = f"{number}. ({workload}) {callers} {'tasks' if who == TASKS else 'threads'}, CPU a request"
+        self.add(title, "us", samples, Goal(limit, at_most=True), key)
+
+    def fall_off(self, number: int, workload: str, few: int, many: int, who: str, share: float) -> None:
+        key = (workload, many, who)
+        samples = pairs(self._results.get(key, []), self._results.get((workload, few, who), []))
+        self.add(
+            f"{number}. ({workload}) {many} threads", "/s", samples, Goal(times=share), key, f"beside {few} threads"
+        )
+
+
+def judged(results: Results) -> list[Row]:
+    """Rows for whatever of the goals the results have the cells of."""
+    on = Judge(results)
+    # 1: what leaves the process
+    for key, times in {
+        ("a", 8, THREADS): 4.0,
+        ("a", 32, THREADS): 2.5,
+        ("a", 64, THREADS): 2.5,
+        ("a", 64, TASKS): 10.0,
+        ("c", 1, THREADS): 5.0,
+        ("c", 8, THREADS): 5.0,
+        ("c", 32, THREADS): 4.0,
+        ("d", 1, THREADS): 2.0,
+        ("d", 8, THREADS): 1.5,
+        ("d", 32, THREADS): 2.0,
+    }.items():
+        on.against(1, key, OUT, Goal(times=times))
+    for who in OURS:
+        on.cpu(1, ("a", 32, who), 30)
+    # 2: what batches within the process, and what the model allows
+    on.against(2, ("a", 64, TASKS), IN, Goal(times=1.0))
+    of_model = {
+        TASKS: {1: 0.9, 4: 0.9, 8: 0.9, 16: 0.86, 32: 0.83, 64: 0.83},
+        THREADS: {1: 0.9, 4: 0.9, 8: 0.84, 16: 0.68, 32: 0.6, 64: 0.6},
+    }
+    for who, shares in of_model.items():
+        for callers, share in shares.items():
+            on.against(2, ("b", callers, who), (MODEL,), Goal(times=share))
+    for callers in (1, 8, 32, 64):
+        for who in OURS:
+            same = tuple(
+                peer.name for peer in PEERS if peer.name in IN and peer.how == ("tasks" if who == TASKS else "threads")
+            )
+            on.against(2, ("b", callers, who), same, Goal(times=1.0))
+    for callers in (8, 32, 64):
+        on.against(2, ("e", callers, THREADS), (ALONE,), Goal(times=0.94))
+    for callers, times in ((8, 1.5), (32, 1.25)):
+        on.against(2, ("e2", callers, THREADS), IN, Goal(times=times))
+    for callers in (8, 32, 64):
+        on.against(2, ("f2", callers, THREADS), (THREADS,), Goal(times=1.8), workload="e")
+    # 3: one caller
+    on.latency(3, ("a", 1, THREADS), PIPE, 2.0)
+    on.latency(3, ("b", 1, THREADS), MODEL, 1.03)
+    # 4: small requests
+    on.against(4, ("a", 8, THREADS), (PIPE,), Goal(60_000, 2.7))
+    on.against(4, ("a", 64, THREADS), (PIPE,), Goal(50_000, 2.2))
+    on.against(4, ("a", 64, TASKS), (PIPE,), Goal(150_000, 6.5))
+    # 5: large ones
+    on.against(5, ("d", 8, THREADS), (COPY,), Goal(times=0.5))
+    on.fall_off(5, "d", 8, 32, THREADS, 0.9)
+    return on.rows
