@@ -2,6 +2,7 @@
 
 host:    batching, ModelHost, connect
 values:  Statistics (what host.statistics() returns)
+models:  ItemErrors (what predict_batch may raise to say which rows failed)
 errors:  BatchInferenceError and those below it
 """
 
@@ -10,6 +11,7 @@ from batch_inference.errors import (
     BatchInferenceError,
     ConfigError,
     HostClosedError,
+    ItemErrors,
     ModelError,
     ModelLoadError,
     OverloadedError,
@@ -28,6 +30,7 @@ __all__ = [
     "BatcherError",
     "ConfigError",
     "HostClosedError",
+    "ItemErrors",
     "ModelError",
     "ModelHost",
     "ModelLoadError",

@@ -73,3 +73,10 @@ def _free(bases: list[np.ndarray[Any, Any]], size: int) -> int:
         # A free one that is too small goes first: so there are only as many buffers as are in use at once.
         del bases[max(small, 0)], pool.starts[max(small, 0)]
     return fitting
+
+
+def release_unused() -> None:
+    """Lets go of this thread's free base buffers."""
+    used = [index for index in range(len(pool.bases)) if _references(pool.bases, index) != _UNSHARED]
+    pool.bases[:] = [pool.bases[index] for index in used]
+    pool.starts[:] = [pool.starts[index] for index in used]

@@ -93,14 +93,19 @@ def become_worker(supervisor: int) -> None:
 
 
 def end(error: BaseException) -> NoReturn:
-    """Ends this process as `error` would, but at once: threads that a model left running must not keep it."""
-    code = 1
-    if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-    elif error.code is None or isinstance(error.code, int):
-        code = error.code or 0
-    else:
-        print(error.code, file=sys.stderr)
+    """Ends this process as `error` would, and says where in the model it was raised, a SystemExit too."""
+    at = error.__traceback__
+    while (
+        at is not None and at.tb_next is not None and at.tb_frame.f_globals["__name__"].startswith("batch_inference.")
+    ):
+        at = at.tb_next
+    traceback.print_exception(type(error), error, at)
+    code = error.code if isinstance(error, SystemExit) else 1
+    leave(code if isinstance(code, int) else int(code is not None))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once: threads that a model left running must not keep it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -123,13 +123,15 @@ class Cuts:
 
 @dataclass(frozen=True)
 class WorkerStatistics:
-    """One worker. `memory` is its resident memory in bytes, 0 when it is not running."""
+    """One worker. `memory` is its resident memory in bytes, 0 when it is not running. `size_limit` is the largest size
+    of a batch that is still tried, learned from batches for which memory ran out; None if none ever did."""
 
     pid: int
     state: str
     restarts: int
     batches: int
     memory: int
+    size_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def read_board(cells: Sequence[int], workers: int, supervisor_pid: int) -> Stati
                 restarts=cells[at + WORKER_RESTARTS],
                 batches=cells[row + BATCHES],
                 memory=_resident_memory(pid),
+                size_limit=cells[row + SIZE_LIMIT] or None,
             )
         )
     transport, pending = [0] * BUCKETS, 0

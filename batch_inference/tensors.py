@@ -10,6 +10,7 @@ A *spec* is what travels beside the raw bytes: ``(framework, dtype name, shape)`
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -407,3 +408,20 @@ def resize(value: Any, axis: int, length: int, fill: float) -> Any:
     if value.shape[axis] > length:
         return value[(slice(None),) * axis + (slice(length),)]
     return pad_concat([value], axis, length, fill, left=False, rows=value.shape[0])
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the memory of host or device does not suffice. Needs no torch to know torch's."""
+    return isinstance(error, MemoryError) or any(
+        kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] == "torch"
+        for kind in type(error).__mro__
+    )
+
+
+def release_unused() -> None:
+    """Gives back memory that is kept for later: garbage in circles, free batch buffers, torch's cache."""
+    gc.collect()
+    buffers.release_unused()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

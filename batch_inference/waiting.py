@@ -12,13 +12,17 @@ from collections.abc import Hashable
 from typing import Any
 
 from batch_inference.batcher.batcher import Batcher
-from batch_inference.errors import BatcherError
+from batch_inference.errors import BatcherError, RequestTooLargeError
 from batch_inference.policy import Queue
 from batch_inference.transport import codec
 from batch_inference.transport.inbox import Incoming
 from batch_inference.transport.wire import ERROR
 
 REMEMBERED = 4096  # layouts
+ALONE = object()
+"""The kind of requests under which a worker died: each is a batch of its own."""
+ONE = -1
+"""A limit on the size of a batch that lets one request through."""
 
 
 class Request:
@@ -94,7 +98,9 @@ class Whole:
             return
         self._responses[index] = own_copy(response)
         self._missing -= 1
-        if not self._missing:
+        if self._missing:
+            self.incoming.runs(alone=False)
+        else:
             self.incoming.reply(codec.encode(self._batcher.join(self._responses)))
             self.over = True
 
@@ -142,8 +148,9 @@ class Intake:
         self._known: dict[codec.Layout, tuple[int, Hashable]] = {}
         self._remembers = batcher.by_shape
 
-    def requests(self, incoming: Incoming, limit: int) -> list[Request]:
-        """The request that arrived, in parts if it is larger than a batch may be. Calls hooks, which may raise."""
+    def requests(self, incoming: Incoming, limit: int, most: int) -> list[Request]:
+        """The request that arrived, in parts if it is larger than a batch may be: `limit`, which was learned, or `most`
+        for one that cannot be divided by it. Calls hooks, which may raise."""
         batcher = self._batcher
         args, layout = incoming.decode(batcher.borrows)
         known = None if layout is None else self._known.get(layout)
@@ -154,11 +161,27 @@ class Intake:
                     self._known.clear()
                 self._known[layout] = known
         size, kind = known
-        if size <= limit:
-            return [Request(incoming, args, size, kind)]
+        if incoming.alone:
+            kind = ALONE
+        if size > limit:
+            try:
+                return self._parts(incoming, args, limit)
+            except RequestTooLargeError:
+                if size > most:
+                    return self._parts(incoming, args, most)
+        return [Request(incoming, args, size, kind)]
+
+    def _parts(self, incoming: Incoming, args: tuple[Any, ...], limit: int) -> list[Request]:
+        batcher = self._batcher
         parts = batcher.split(args, limit)
+        if not parts:
+            raise BatcherError(f"{type(batcher).__name__}.split gave no parts: it must divide a request into some")
         whole = Whole(incoming, batcher, len(parts), limit)
-        return [Part(whole, index, part, batcher.size(part), batcher.kind(part)) for index, part in enumerate(parts)]
+        asked = [(part, *ask(batcher, part)) for part in parts]
+        return [
+            Part(whole, index, part, size, ALONE if incoming.alone else kind)
+            for index, (part, size, kind) in enumerate(asked)
+        ]
 
 
 class Waiting:
@@ -166,6 +189,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Request]] = {}
+        self._alone_last = False
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -182,16 +206,19 @@ class Waiting:
         return len(self._queues)
 
     def oldest(self) -> deque[Request]:
-        """The queue of the kind whose head has waited longest."""
+        """The queue of the kind whose head has waited longest; that of requests that must run alone has every other
+        turn at most, as full batches help more callers."""
         if len(self._queues) == 1:
             return next(iter(self._queues.values()))
-        return min(self._queues.values(), key=lambda queue: queue[0].incoming.arrived)
+        queues = [queue for kind, queue in self._queues.items() if not (kind is ALONE and self._alone_last)]
+        return min(queues, key=lambda queue: queue[0].incoming.arrived)
 
     def cut(self, queue: deque[Request], limit: int, now: int) -> list[Request]:
         """Takes the next batch from `queue`, in order of arrival, at most `limit` in size or one request.
 
         Requests that nobody waits for any more (at `now`, in ns) never enter it.
         """
+        self._alone_last = limit == ONE
         batch: list[Request] = []
         size = 0
         while queue:

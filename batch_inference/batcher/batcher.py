@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ..errors import RequestTooLargeError
@@ -63,6 +63,12 @@ class Batcher:
     def join(self, responses: list[Any]) -> Any:
         """The response to a request that was split, from the responses to its parts."""
         raise NotImplementedError(f"{type(self).__name__} has split() but no join()")
+
+    def owners(self, requests: list[Request], context: Any) -> Sequence[int] | None:
+        """For each row of the batch that `batch` made of `requests`, the index of the request that it belongs to: for a
+        model that says which rows failed (ItemErrors). The default: `size(request)` rows each, in order. None, where
+        that is not known, has the batch divided until the requests are found."""
+        return [index for index, request in enumerate(requests) for _ in range(self.size(request))]
 
     def check_limit(self, max_batch_size: int) -> None:
         """ConfigError if batches of up to `max_batch_size` are not what this batcher was made for."""

@@ -76,6 +76,12 @@ class ConcatBatcher(Batcher):
     def unbatch(self, batched_response: Any, context: Any) -> list[Any]:
         return _structure.scatter(batched_response, context.counts, context.rows)
 
+    def owners(self, requests: list[Request], context: Any) -> Sequence[int]:
+        """The rows of each request, in order; rows of padding are copies of the first request's first."""
+        counts = context.counts
+        owners = [index for index, count in enumerate(counts) for _ in range(count)]
+        return owners + [0] * (context.rows - len(owners))
+
     def size(self, request: Request) -> int:
         """The number of rows of the request's first tensor."""
         return _rows(request)

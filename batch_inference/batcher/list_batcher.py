@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from .. import tensors
@@ -19,6 +19,10 @@ class ListBatcher(Batcher):
 
     def unbatch(self, batched_response: Any, context: Any) -> list[Any]:
         return _entries(batched_response, context, "")
+
+    def owners(self, requests: list[Request], context: Any) -> Sequence[int]:
+        """An entry each, whatever `size` counts."""
+        return range(len(requests))
 
     def kind(self, request: Request) -> Hashable:
         """The number of arguments."""

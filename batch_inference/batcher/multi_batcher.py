@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .batcher import Batcher, Request
@@ -21,3 +22,7 @@ class MultiBatcher(Batcher):
     def unbatch(self, batched_response: list[Any], context: Any) -> list[Any]:
         """One response per request, in the order of the requests, from the responses to the batched requests."""
         raise NotImplementedError(f"{type(self).__name__} has no unbatch()")
+
+    def owners(self, requests: list[Request], context: Any) -> Sequence[int] | None:
+        """Not known: a row is one of any of several calls."""
+        return None

@@ -347,15 +347,17 @@ def encode_error(error: BaseException) -> Encoded:
     """An exception with its traceback as text, in whatever form can be read back in another process."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        pickled = cloudpickle.dumps(error)
-        if type(pickle.loads(pickled)) is not type(error):
+    pickled = None
+    if isinstance(error, Exception):  # others, such as CancelledError, would mean something else where they are raised
+        try:
+            pickled = cloudpickle.dumps(error)
+            if type(pickle.loads(pickled)) is not type(error):
+                pickled = None
+        except BaseException:
             pickled = None
-    except Exception:
-        pickled = None
     try:
         message = str(error)
-    except Exception as broken:
+    except BaseException as broken:
         message = f"<its __str__ raised {type(broken).__name__}>"
     return _pickled((pickled, kind, message, text))
 
@@ -372,7 +374,8 @@ def decode_error(memory: Memory, offset: int, length: int) -> BaseException:
     if not isinstance(error, BaseException):
         error = ModelError(
             f"{kind}: {message}\nThe exception itself cannot be passed between processes (its class cannot be "
-            f"pickled, or is not importable here), so this stands for it. Remote traceback:\n{text}"
+            "pickled, is not importable here, or is no subclass of Exception), so this stands for it. Remote "
+            f"traceback:\n{text}"
         )
     if not (isinstance(error, BatchInferenceError) and error.__cause__ is not None):
         error.__cause__ = RemoteTraceback(text)

@@ -38,10 +38,12 @@ from batch_inference.transport.wire import (
     QUADS_PER_UNIT,
     REPLY_ROOM,
     REPLY_SIZE,
+    RUNS_ALONE,
     STARTED_AFTER,
     STARTED_GEN,
     STATUS,
     TICK,
+    TRIES,
     UNIT,
     WORDS_PER_UNIT,
     reply_at,
@@ -70,6 +72,7 @@ class Incoming:
         "peer",
         "arrived",
         "deadline",
+        "alone",
         "_inbox",
         "_segment",
         "_number",
@@ -88,7 +91,8 @@ class Incoming:
         self._channel = channel
         self._unit = unit
         self._word = unit * WORDS_PER_UNIT
-        self._quad = unit * QUADS_PER_UNIT
+        self._quad = quad = unit * QUADS_PER_UNIT
+        self.alone = segment.quads[quad + TRIES] > 0  # a worker died under it: it must share no batch
 
     def decode(self, lend: bool) -> tuple[tuple[Any, ...], codec.Layout | None]:
         """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory."""
@@ -110,11 +114,16 @@ class Incoming:
         """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
         return self._segment.words[self._word + GIVEN_UP] == self._gen or 0 < self.deadline < now or self.peer.gone
 
-    def start(self, now: int) -> None:
-        """Marks the request as one that the model may see from now on (CLOCK_MONOTONIC in ns)."""
+    def start(self, now: int, alone: bool) -> None:
+        """Marks the request as one that the model may see from `now` on (CLOCK_MONOTONIC in ns); `alone`: it only."""
         words, word = self._segment.words, self._word
+        words[word + STATUS] = RUNS_ALONE if alone else 0
         words[word + STARTED_AFTER] = max(0, now - self.arrived) // TICK & 0xFFFF_FFFF
         words[word + STARTED_GEN] = self._gen
+
+    def runs(self, alone: bool) -> None:
+        """Marks a request that was started, and has no reply yet, as the only one that the model has, or not so."""
+        self._segment.words[self._word + STATUS] = RUNS_ALONE if alone else 0
 
     def reply(self, encoded: codec.Encoded, status: int = OK) -> None:
         """Writes an encoded value into the caller's slot, or beside it if it does not fit, and wakes the caller."""

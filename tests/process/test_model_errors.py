@@ -18,6 +18,8 @@ from batch_inference.testing import wait_until
 from tests.process.models import Blocks, Raises
 from tests.process.test_callers import all_slots_are_back, check, request
 
+HUGE = 20_000_000
+
 
 class Detailed(Exception):
     """With an argument list of its own, which survives the journey."""
@@ -58,6 +60,16 @@ class Mute(Exception):
         raise TypeError("not me")
 
 
+class Vicious(Exception):
+    """Ends whoever tries to pickle it or to show it."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+
 class RaisesMany:
     """Raises what the number of the request stands for."""
 
@@ -86,6 +98,14 @@ class RaisesMany:
             raise Local("seven")
         if number == 8:
             raise StopIteration("eight")
+        if number == 9:
+            raise Vicious
+        if number == 10:
+            raise asyncio.CancelledError("ten")
+        if number == 11:
+            raise GeneratorExit("eleven")
+        if number == 12:
+            raise ValueError("x" * HUGE)
         return x * 2
 
 
@@ -118,8 +138,18 @@ def test_an_exception_arrives_as_its_own_type_with_the_remote_traceback_as_its_c
     all_slots_are_back(shared_host)
 
 
+NO_TRAVELLERS = [
+    (3, "Locked: three"),
+    (4, "Stubborn: 1"),
+    (5, "Mute"),
+    (9, "Vicious"),
+    (10, "CancelledError: ten"),
+    (11, "GeneratorExit: eleven"),
+]
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("number", "named"), [(3, "Locked: three"), (4, "Stubborn: 1"), (5, "Mute")])
+@pytest.mark.parametrize(("number", "named"), NO_TRAVELLERS)
 def test_an_exception_that_cannot_travel_arrives_as_a_model_error_with_its_text(
     way: str, number: int, named: str, shared_host: ModelHost
 ) -> None:
@@ -144,6 +174,14 @@ def test_causes_within_the_model_and_exceptions_of_local_classes_arrive(shared_h
 def test_stop_iteration_reaches_its_caller_as_an_error(way: str, shared_host: ModelHost) -> None:
     with pytest.raises((StopIteration, RuntimeError), match="eight"):
         WAYS[way](shared_host, request(8))
+    check(shared_host.predict(request(-1)), -1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_with_a_huge_message_arrives_whole(way: str, shared_host: ModelHost) -> None:
+    with pytest.raises(ValueError) as caught:
+        WAYS[way](shared_host, request(12))
+    assert len(str(caught.value)) == HUGE
     check(shared_host.predict(request(-1)), -1)
 
 

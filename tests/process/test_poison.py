@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import ModelHost
+from batch_inference import ItemErrors, ModelHost
 from batch_inference.batcher import Batcher
 from batch_inference.testing import Blocks, wait_until
 from tests.process.test_callers import check, request
@@ -102,3 +102,65 @@ def test_a_model_that_fails_for_everybody_is_not_run_again_and_again(tmp_path: P
         futures = [host.submit(rows[:1]) for _ in range(16)]
         assert all(type(future.exception(30)) is RuntimeError for future in futures)
         assert len(runs.read_text()) - before <= len(futures), "batches were divided although everything fails"
+
+
+def test_after_a_success_batches_are_divided_again(tmp_path: Path, one_batch: OneBatch) -> None:
+    with ModelHost(Poisoned, max_batch_size=8)(*files(tmp_path)) as host:
+        futures = one_batch(host, [-1, -2])
+        assert [str(future.exception(30)) for future in futures] == ["poison -1", "poison -2"]
+        for _ in range(3):
+            with pytest.raises(ValueError):
+                host.predict(request(-1))
+        check(host.predict(request(1)), 1)
+        (tmp_path / "gate").unlink()
+        (tmp_path / "entered").unlink()
+        good, bad = one_batch(host, [5, -6])
+        check(good.result(30), 5)
+        assert str(bad.exception(30)) == "poison -6"
+
+
+class Names(Blocks):
+    """Says itself which rows are negative."""
+
+    def predict_batch(self, x: Any) -> Any:
+        answer = super().predict_batch(x)
+        bad = {int(row): ValueError(f"poison {x[row, 0]}") for row in np.flatnonzero(x[:, 0] < 0)}
+        if bad:
+            raise ItemErrors(bad, results=answer)
+        return answer
+
+
+def test_a_model_may_name_those_for_whom_it_failed(tmp_path: Path, one_batch: OneBatch) -> None:
+    with ModelHost(Names, max_batch_size=BATCH)(*files(tmp_path), str(tmp_path / "runs")) as host:
+        numbers = [1, -2, 3, -4, 5]
+        for number, future in zip(numbers, one_batch(host, numbers)):
+            if number < 0:
+                error = future.exception(30)
+                assert type(error) is ValueError and str(error) == f"poison {number}"
+                assert "raise ItemErrors" in str(error.__cause__)
+            else:
+                check(future.result(30), number)
+        assert (tmp_path / "runs").read_text().split() == ["1", "5"]
+        assert host.statistics().failed == 2
+
+
+class Small(Blocks):
+    """Its memory holds four rows."""
+
+    def predict_batch(self, x: Any) -> Any:
+        answer = super().predict_batch(x)
+        if len(x) > 4:
+            raise MemoryError(f"no room for {len(x)} rows")
+        return answer
+
+
+def test_a_batch_too_large_for_the_memory_is_halved_and_the_statistics_show_what_was_learned(
+    tmp_path: Path, one_batch: OneBatch
+) -> None:
+    with ModelHost(Small, max_batch_size=BATCH)(*files(tmp_path), str(tmp_path / "sizes")) as host:
+        assert host.statistics().workers[0].size_limit is None
+        for number, future in enumerate(one_batch(host, list(range(BATCH)))):
+            check(future.result(30), number)
+        assert (tmp_path / "sizes").read_text().split() == ["1", "16", "8", "4", "4", "4", "4"]
+        assert host.statistics().workers[0].size_limit == 4 and host.statistics().failed == 0
+        assert host.predict(np.ones((9, 2))).shape == (9, 2)  # in parts now

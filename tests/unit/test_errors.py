@@ -16,7 +16,10 @@ BUILTIN = {
 
 
 def test_every_error_of_the_module_is_public() -> None:
-    defined = {value for value in vars(errors).values() if isinstance(value, type)} - {errors.RemoteTraceback}
+    defined = {
+        value for value in vars(errors).values() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    defined -= {errors.RemoteTraceback, errors.ItemErrors}
     assert set(PUBLIC) == defined and len(PUBLIC) == 11
 
 
@@ -32,3 +35,12 @@ def test_errors_take_one_message_and_survive_pickling(kind: type[Exception]) -> 
 def test_a_remote_traceback_shows_its_text() -> None:
     error = pickle.loads(pickle.dumps(errors.RemoteTraceback("Traceback ...")))
     assert "Traceback ..." in str(error)
+
+
+def test_item_errors_say_what_failed_and_travel_without_the_results() -> None:
+    error = errors.ItemErrors({row: ValueError(f"bad {row}") for row in range(9)}, results=[1, 2])
+    assert "9 rows" in str(error) and "row 3: ValueError: bad 3" in str(error) and str(error).endswith("...)")
+    back = pickle.loads(pickle.dumps(error))
+    assert str(back) == str(error) and back.errors[8].args == ("bad 8",) and back.results is None
+    with pytest.raises(TypeError, match="dict from rows to exceptions, got list"):
+        errors.ItemErrors([ValueError()])  # type: ignore[arg-type]

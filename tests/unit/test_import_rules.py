@@ -24,7 +24,7 @@ ALLOWED = {
     "machine": "",
     "processes": "errors",
     "policy": "",
-    "isolation": "",
+    "isolation": "errors",
     "statistics": "",
     "testing": "",
     "buffers": "",
@@ -41,8 +41,9 @@ ALLOWED = {
     "supervisor": "description errors logs machine options payload processes statistics transport",
     # the worker process
     "waiting": "batcher errors policy transport",
+    "running": "batcher errors isolation statistics tensors transport waiting",
     "worker": (
-        "batcher buffers errors isolation logs machine options payload policy processes statistics tensors transport "
+        "batcher buffers errors logs machine options payload policy processes running statistics tensors transport "
         "waiting"
     ),
     # the application's process
