@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 RESULTS, PAGE, FIGURES = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "figures"
 FEW = ("a", "b", "c", "e")
 """Workloads of the small figure."""
+FIGURE = "![Requests per second over the number of callers, for each workload and contender](figures/peers.svg)"
 DETAILS = 32
 """Callers of the table of details."""
 KINDS: dict[str, Callable[..., Found]] = {"row": Row, "cell": Cell}
@@ -159,7 +160,9 @@ def blocks(sections: dict[str, Section]) -> dict[str, str]:
         "machine": machine_text(sections),
         "contenders": contenders_text(),
         "goals": tally(judged) + "\n\n" + rows_text(judged) if judged else "",
-        "workloads": "\n\n".join(workload_text(workload, cells) for workload in workloads),
+        "workloads": "\n\n".join([FIGURE, *(workload_text(workload, cells) for workload in workloads)])
+        if cells
+        else "",
     }
 
 

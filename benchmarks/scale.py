@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.machine import Meter
+from benchmarks.machine import Meter, pinned, two_cores
 from benchmarks.measure import Found, Goal, Round, Row, Sample, judge
 from benchmarks.models import Held
 from benchmarks.options import Options
@@ -45,6 +45,8 @@ def rounds_of(
                 log(f"  {turn + 1} {number} {what:17} {described(got)}")
     finally:
         for contender in made.values():
+            contender.leave()
+        for contender in made.values():
             contender.close()
     return found
 
@@ -73,13 +75,15 @@ def waiting(count: int) -> Round:
             x = request(1, (1, 16))
             first = host.submit(x)
             pids = (os.getpid(), *processes(host))
-            meter = Meter(pids)
-            futures = [host.submit(x) for _ in range(count)]
-            gate.touch()
-            for future in futures:
-                future.result()
-            first.result()
-            meter.stop()
+            near, far = two_cores()
+            with pinned({**dict.fromkeys(pids, far), os.getpid(): near}):
+                meter = Meter(pids)
+                futures = [host.submit(x) for _ in range(count)]
+                gate.touch()
+                for future in futures:
+                    future.result()
+                first.result()
+                meter.stop()
     cost = meter.own / count
     return Round(0, count / meter.seconds, meter.seconds, meter.seconds, cpu=cost, foreign=meter.foreign)
 

@@ -79,6 +79,9 @@ def started(made: Sequence[Measured]) -> Iterator[dict[str, Measured]]:
         yield running
     finally:
         for contender in made:
+            if isinstance(contender, Contender):
+                contender.leave()
+        for contender in made:
             contender.close()
 
 
@@ -122,6 +125,7 @@ def described(got: Round) -> str:
 def run(options: Options) -> list[Found]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is stopped is ended
     peers, results = chosen_peers(options.peers), goals.Results()
+    out: set[str] = set()  # who did not start once
     burn = iterations_per_ms()
     os.environ["BENCH_BURN"] = str(burn)  # for the model beside
     window, warm = options.window * SHARE_OF_WINDOW, options.warm * SHARE_OF_WINDOW
@@ -130,9 +134,10 @@ def run(options: Options) -> list[Found]:
         contenders: list[Measured] = [
             Contender(peer, workload, burn, WORKLOADS[workload].processes)
             for peer in peers
-            if takes_part(peer, workload)
+            if takes_part(peer, workload) and peer.name not in out
         ]
         with started([*contenders, *beside(workload)]) as running:
+            out |= {contender.name for contender in contenders} - set(running)
             turns = Turns(workload, running, window, warm)
             for number in range(options.rounds):
                 turns.round(number)

@@ -148,11 +148,16 @@ class Contender:
         self.signal(signal.SIGSTOP)
         return merged(number, found, memory)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Asks its processes to end."""
         self.signal(signal.SIGCONT)
         for served in self._served:
             with contextlib.suppress(OSError):
                 served.process.stdin.close()  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Returns when its processes have ended, by themselves or not."""
+        self.leave()
         end = time.monotonic() + 4
         while self.pids() and time.monotonic() < end:
             for served in self._served:
