@@ -121,6 +121,8 @@ class Link:
         """Puts limits in force, for all clients and workers; also under a supervisor that takes over later."""
         self._limits |= limits
         board.write_limits(self.cells, limits)
+        with self._lock:
+            self._say({"type": "limits"}, [])
 
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, self.worker_count, self._supervisor_pid)

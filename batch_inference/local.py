@@ -32,7 +32,7 @@ from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import slot_key
 from batch_inference.worker import Worker, warm_up
 
-_QUIT = bytes(32)  # a descriptor of generation 0: no request has that
+_LOOK = bytes(32)  # a descriptor of generation 0, which no request has: wakes the worker
 
 
 class LocalLink:
@@ -91,13 +91,14 @@ class LocalLink:
     def configure(self, limits: board.Limits) -> None:
         """Puts limits in force."""
         board.write_limits(self.cells, limits)
+        self._pipe.write(_LOOK)
 
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, self.worker_count, 0)
 
     def close(self) -> None:
         self._inbox.quitting = True
-        self._pipe.write(_QUIT)
+        self._pipe.write(_LOOK)
         if self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from batch_inference import statistics as board
 from batch_inference import tensors
+from batch_inference.ahead import Ahead
 from batch_inference.batcher.batcher import Batcher, model_arguments
 from batch_inference.batcher.multi_batcher import MultiBatcher
 from batch_inference.errors import BatcherError, ItemErrors
@@ -58,6 +59,7 @@ class Runner:
         row: int,
         flush: Callable[[], None],
     ) -> None:
+        self.ahead = Ahead(batcher)
         self._model = model
         self._batcher = batcher
         self._isolates = isolates
@@ -176,7 +178,7 @@ class Runner:
     def _call(self, batch: Sequence[Request]) -> tuple[list[Any] | None, Any, Named | None]:
         """Collates, runs and splits: the responses, if there are any; the context; those whom the model named."""
         requests = [request.args for request in batch]
-        batched, context = collate(self._batcher, requests)
+        batched, context = self.ahead.finish(requests) or collate(self._batcher, requests)
         named = None
         try:
             outputs = call_model(self._model, self._batcher, batched)

@@ -1,7 +1,7 @@
 """Main of the supervisor: the small process between the clients of a host and its workers.
 
-    clients  --hello, segments, channels, bye-->  supervisor  --segments, channels, gone, quit-->  workers
-             <--welcome, ready, gone, failed, reply, log, output--           <--ready, failed, reply--
+    clients  --hello, segments, channels, limits, bye-->  supervisor  --segments, channels, limits, gone, quit-> workers
+             <--welcome, ready, gone, failed, reply, log, output--               <--ready, failed, reply--
 
 It is the parent of the workers, so that their exit status cannot be stolen by the application's SIGCHLD handlers; it
 runs in a session of its own, out of reach of the terminal's Ctrl-C; it watches clients and workers by pidfd; and it
@@ -177,6 +177,8 @@ class Supervisor:
             first = len(client.channels)
             client.channels += [(message["kind"], os.dup(fd)) for fd in fds]
             self._tell_workers(channels_message(client, first, message["kind"]), fds)
+        elif kind == "limits":
+            self._tell_workers({"type": "limits"})
         elif kind == "bye":
             self._farewell(client)
         else:

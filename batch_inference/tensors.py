@@ -279,23 +279,32 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
     `rows` asks for a result of that many rows: those beyond the last value are copies of the first row.
     """
     first = values[0]
+    total = sum([value.shape[0] for value in values])
     if isinstance(first, _ndarray):
-        dtype = first.dtype
-        shape = first.shape[1:]
-        total = sum([len(value) for value in values])
-        if rows is None and dtype.isnative and total * dtype.itemsize * math.prod(shape) < buffers.WORTH_POOLING:
-            if dtype in _NUMPY_NAMES:
-                return np.concatenate(values)
+        dtype, size = first.dtype, total * first.dtype.itemsize * math.prod(first.shape[1:])
+        if rows is None and dtype.isnative and size < buffers.WORTH_POOLING and dtype in _NUMPY_NAMES:
+            return np.concatenate(values)
+    out = empty((rows or total, *first.shape[1:]), first)
+    return completed(out, append(out, 0, values), rows or total)
+
+
+def append(out: Any, filled: int, values: Sequence[Any]) -> int:
+    """Copy tensors of one kind into `out`, of which the first `filled` rows are taken; the number that then are."""
+    end: int = filled + sum([value.shape[0] for value in values])
+    if isinstance(out, _ndarray):
         # With out=, numpy keeps the byte order, and the layout of structured dtypes, which promotion would not.
-        out = empty((rows or total, *shape), first)
-        np.concatenate(values, out=out[:total], casting="equiv")
+        np.concatenate(values, out=out[filled:end], casting="equiv")
     else:
-        total = sum([value.shape[0] for value in values])
-        out = empty((rows or total, *first.shape[1:]), first)
         module = _torch().module
         with module.no_grad():
-            module.cat(tuple(values), out=out[:total])
-    _repeat_first(out, total)
+            module.cat(tuple(values), out=out[filled:end])
+    return end
+
+
+def completed(out: Any, filled: int, rows: int) -> Any:
+    """The first `rows` rows of `out`: those that are filled, then copies of the first."""
+    out = out[:rows] if rows < out.shape[0] else out
+    _repeat_first(out, filled)
     return out
 
 

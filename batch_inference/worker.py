@@ -60,14 +60,20 @@ class Worker:
             if pause <= 0:
                 self._serve(self._waiting.cut(queue, limit, time.monotonic_ns()))
                 pause = 0.0
+            else:
+                pause = max(0.0, pause - self._runner.ahead.copy(queue, limit))
 
     def _take(self, pause: float | None) -> None:
         """Queues what has arrived, after waiting up to `pause` seconds for it."""
-        asked = time.monotonic() if pause else 0.0
-        arrived = self._inbox.receive(pause and max(0.0, pause - self._overshoot))
+        if pause:
+            timeout = max(0.0, pause - self._overshoot)
+            until = time.monotonic() + timeout
+            arrived = self._inbox.receive(timeout)
+            if not arrived and (late := time.monotonic() - until) > 0:  # else it was woken early
+                self._overshoot += 0.1 * (late - self._overshoot)
+        else:
+            arrived = self._inbox.receive(pause)
         self._cells[self._row + board.BEATS] += 1
-        if pause and not arrived:
-            self._overshoot += 0.1 * (time.monotonic() - asked - max(0.0, pause - self._overshoot) - self._overshoot)
         limit, most = self._limit(), self._cells[board.MAX_BATCH_SIZE]
         for incoming in arrived:
             try:

@@ -21,6 +21,7 @@ DEFAULT = {
     "batchers": "collate and scatter beside plain numpy",
 }
 EXTRA = {
+    "ahead": "large requests copied into the open batch while it waits, and all at once when it is cut",
     "floors": "what the machine allows: pipe round trip, memcpy",
     "policy": "when batches are cut: our rule beside fixed delays (about five minutes; draws the figure of the docs)",
     "peers": "us beside our peers, on the same work (about 40 minutes; --quick 15)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +55,30 @@ class ConcatBatcher(Batcher):
             columns = enumerate(zip(*requests))
             return tuple([self._merge_tensors(column, (index,), layout) for index, column in columns]), layout
 
-        def merge_tensors(column: Sequence[Any], path: Path) -> Any:
-            return self._merge_tensors(column, path, layout)
+        return self._merge(requests, layout, lambda column, path: self._merge_tensors(column, path, layout)), layout
 
+    def batch_begun(self, requests: list[Request], begun: Mapping[Path, Any], done: int) -> tuple[Any, Any]:
+        """`batch`, where the rows of the first `done` requests have been copied ahead.
+
+        `begun` holds a tensor for each path, with those rows first and room for more. Only for batchers that inherit
+        `batch` as it is here.
+        """
+        layout = self._layout(requests)
+        if not done or layout.rows > min([len(tensor) for tensor in begun.values()]):
+            return self.batch(requests)
+        filled = sum(layout.counts[:done])
+
+        def complete(column: Sequence[Any], path: Path) -> Any:
+            end = tensors.append(begun[path], filled, column[done:]) if done < len(column) else filled
+            return tensors.completed(begun[path], end, layout.rows)
+
+        return self._merge(requests, layout, complete), layout
+
+    def _merge(
+        self, requests: list[Request], layout: Layout, merge_tensors: Callable[[Sequence[Any], Path], Any]
+    ) -> tuple[Any, ...]:
         merger = _structure.Merger(requests, layout.counts, layout.rows, merge_tensors)
-        columns = enumerate(zip(*requests, strict=True))
-        return tuple([merger.merge(column, (index,)) for index, column in columns]), layout
+        return tuple([merger.merge(column, (index,)) for index, column in enumerate(zip(*requests, strict=True))])
 
     def _layout(self, requests: list[Request]) -> Layout:
         first = requests[0]

@@ -162,7 +162,10 @@ class Inbox(Protocol):
     posted: set[FarChannel]
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        """The requests that have arrived; waits up to `timeout` seconds for one (None: for as long as it takes)."""
+        """The requests that have arrived; waits up to `timeout` seconds for one (None: for as long as it takes).
+
+        Returns early, with none, when something else is to be heard of.
+        """
         ...
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None: ...
@@ -290,6 +293,8 @@ class RemoteInbox:
                 self.quitting = True
             elif message["type"] == "gone":
                 self._forget(message["client"])
+            elif message["type"] == "limits":
+                pass  # they are on the board: a worker that waits is to look again
             else:
                 self._attach(message, fds)
 

@@ -32,6 +32,17 @@ class Spoils:
         return answer
 
 
+class Refuses(Spoils):
+    """The same, but for batches with a negative number, which it spoils as well."""
+
+    def predict_batch(self, x):
+        bad = (x < 0).any()
+        answer = super().predict_batch(x)
+        if bad:
+            raise ValueError("negative input")
+        return answer
+
+
 class Sequences:
     def predict_batch(self, ids, features, mask):
         return {"ids": ids * mask, "features": features, "lengths": mask.sum(1)}

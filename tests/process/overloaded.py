@@ -1,5 +1,6 @@
 """Models and policies for the tests of overload. Workers import this module, so it imports nothing heavy."""
 
+import math
 import os
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ class WaitsForEver:
         pass
 
     def wait(self, queue, now):
-        return 1e6
+        return math.inf
 
 
 class Notes(WaitsForEver):

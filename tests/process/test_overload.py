@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -321,15 +321,17 @@ def test_max_delay_counts_from_the_oldest_request_and_later_ones_do_not_prolong_
         assert cuts.max_delay in (1, 2) and cuts.nothing_to_wait_for == cuts.full == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_max_delay_is_changed_on_a_running_host(workers: int) -> None:
-    with ModelHost(Doubles, policy=WaitsForEver(), num_workers=workers)() as host:
-        held = host.submit(request(0))
-        assert not wait([held], 0.3).done
-        host.configure(max_delay=0)
-        for number in range(1, 5):  # the batch that waits learns of it when something comes
-            check(host.predict(request(number), timeout=20), number)
-        check(held.result(20), 0)
+@pytest.mark.parametrize("policy", [WaitsForEver(), FixedDelay(1000)], ids=["own", "fixed"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_that_wait_learn_of_new_limits_at_once(workers: int, policy: Any) -> None:
+    with ModelHost(Doubles, policy=policy, num_workers=workers, max_batch_size=8)() as host:
+        for limits in ({"max_batch_size": 1}, {"max_delay": 0}):
+            futures = [host.submit(request(number)) for number in range(3)]
+            assert not wait(futures, 0.3, FIRST_COMPLETED).done
+            host.configure(**limits)
+            for number, future in enumerate(futures):
+                check(future.result(20), number)
+            host.configure(max_batch_size=8)
 
 
 def test_a_full_batch_is_run_whatever_the_policy_wants() -> None:

@@ -41,7 +41,8 @@ ALLOWED = {
     "supervisor": "description errors logs machine options payload processes statistics transport",
     # the worker process
     "waiting": "batcher errors policy transport",
-    "running": "batcher errors isolation statistics tensors transport waiting",
+    "ahead": "batcher buffers tensors waiting",
+    "running": "ahead batcher errors isolation statistics tensors transport waiting",
     "worker": (
         "batcher buffers errors logs machine options payload policy processes running statistics tensors transport "
         "waiting"
