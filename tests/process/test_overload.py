@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,7 +211,7 @@ def test_max_pending_does_not_count_what_a_dead_process_had_sent(gate: Gate, run
 
 def test_a_timeout_says_how_long_the_request_waited_and_ran_and_how_deep_the_queue_is(gate: Gate) -> None:
     with ModelHost(Gated)(gate.folder) as host, ThreadPoolExecutor(1) as pool:
-        runs = pool.submit(host.predict, request(0), timeout=1.5)
+        runs = pool.submit(host.predict, request(0), timeout=3)
         wait_until(gate.batches)
         host.submit(request(1))
         waits = host.submit(request(2), timeout=0.1)
@@ -220,10 +221,12 @@ def test_a_timeout_says_how_long_the_request_waited_and_ran_and_how_deep_the_que
         assert "3 requests are pending, 3 of them of this process" in str(waits.exception())
         error = runs.exception(30)
         assert isinstance(error, RequestTimeoutError)
-        assert "no answer within 1.5" in str(error)
-        assert "it waited 0." in str(error) and "the model has run it for 1." in str(error)
-        assert "requests are pending" in str(error)
         gate.open()
+        said = re.match(r"no answer within (\S+) s; it waited (\S+) s .* the model has run it for (\S+) s", str(error))
+        assert said is not None
+        after, waited, ran = map(float, said.groups())
+        assert 0 < waited < ran and after == pytest.approx(waited + ran, abs=0.01) and after == pytest.approx(3, abs=1)
+        assert "requests are pending" in str(error)
 
 
 def test_what_was_given_up_before_it_started_never_enters_a_batch(gate: Gate, runtime_directory: str) -> None:
@@ -353,7 +356,8 @@ def test_a_users_own_policy_is_asked_and_told(tmp_path: Path) -> None:
     arrived, asked, ran, completed = told[4:]
     assert arrived[2] == "3" and asked[2:] == ["1", "3", "True"] and ran[1] == "3" and completed[2] == "1"
     assert float(arrived[1]) == float(asked[1]) < float(completed[1])
-    assert float(told[3][1]) < float(arrived[1]) and 0 < float(ran[2]) < 10
+    assert float(told[0][1]) < float(told[3][1])  # which the next request may overtake: its caller has its answer
+    assert 0 < float(ran[2]) < 10
     assert cuts.nothing_to_wait_for == 2
 
 
