@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from batch_inference import deaths
 from batch_inference import statistics as board
+from batch_inference.deaths import Death, Fatality
 from batch_inference.errors import (
     BatchInferenceError,
     HostClosedError,
     RequestTimeoutError,
-    WorkerDiedError,
 )
 from batch_inference.room import Room
 from batch_inference.transport import codec
@@ -40,14 +41,15 @@ from batch_inference.transport.wire import (
     HEADER_SIZE,
     OK,
     REPLY_SIZE,
+    RUNS_ALONE,
     STARTED_AFTER,
     STARTED_GEN,
     STATUS,
     TICK,
+    TRIES,
     reply_at,
 )
 
-MAX_TRIES = 3
 TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
 
 
@@ -159,7 +161,7 @@ class Client:
             memory, start, size = slot.segment.memory, slot.offset, encoded.size
             slot.length, slot.reply_at = size, reply_at(size)
             room = (1 << slot.order) - slot.reply_at
-            HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, slot.tries, room, 0, 0)
+            HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, 0, room, 0, 0)
             encoded.write(memory, start + HEADER_SIZE)
         except BaseException:
             self.room.release(slot)
@@ -283,6 +285,8 @@ class Client:
         words, age = slot.segment.words, (time.monotonic_ns() - slot.arrived) / 1e9
         if slot.worker is None:
             where = "no worker was ready to take it: the model is loading, or its worker is being restarted"
+            if slot.deaths:
+                where += f" because it died while it ran this request: {slot.deaths[-1].death.cause}"
         elif words[slot.word + STARTED_GEN] == slot.gen:
             waited = words[slot.word + STARTED_AFTER] * TICK / 1e9
             where = (
@@ -348,9 +352,14 @@ class Client:
         with self._changed:
             self._changed.notify_all()
 
-    def worker_gone(self, peer: Peer, cause: str, output: str) -> None:
-        """A worker is dead: what it has not answered goes to another one, or waits for the next incarnation."""
+    def worker_gone(self, peer: Peer, death: Death, retry: bool) -> list[list[Death]]:
+        """A worker is dead: what it has not answered goes to another one, or waits for the next incarnation.
+
+        Except what is to blame for it, or must not be run twice (`retry`). Returns, for each request that was convicted
+        now, the deaths that it caused.
+        """
         assigned: list[tuple[Slot, Peer | None]] = []
+        convicted: list[list[Death]] = []
         with self._lock:
             if peer in self._ready:
                 self._ready.remove(peer)
@@ -359,21 +368,43 @@ class Client:
                     continue
                 self._count(peer.index, -1)
                 slot.worker = None
-                if slot.segment.words[slot.word + STARTED_GEN] == slot.gen:
-                    slot.tries += 1
-                    slot.segment.words[slot.word + STARTED_GEN] = 0
-                if slot.abandoned:
-                    continue
-                if slot.tries >= MAX_TRIES:
-                    slot.error = died(slot.tries, cause, output)
-                else:
+                if self._judge(slot, death, retry):
+                    convicted.append([fatality.death for fatality in slot.deaths])
+                if slot.error is None and not slot.abandoned:
                     assigned.append((slot, self._assign(slot)))
             pending = list(self._outstanding.values())
+            stopping = self._over is not None
         self._send_assigned(assigned)
         for slot in pending:
             if slot.done:  # failed just now, or answered by the dead worker without a wake-up
                 self._wake(slot)
         self.sweep()
+        if stopping and death.ours:  # more of them may hang as well, and stop() would wait for each
+            self._end(HostClosedError(f"the model hung while the host was being stopped: {death.cause}"))
+        return convicted
+
+    def _judge(self, slot: Slot, death: Death, retry: bool) -> bool:
+        """The worker that had this request is dead: sets the request's error unless it may be sent again.
+
+        True when it was the request's fault. Needs the lock.
+        """
+        words, word = slot.segment.words, slot.word
+        if words[word + STARTED_GEN] != slot.gen:
+            return False  # it only waited
+        alone = words[word + STATUS] == RUNS_ALONE
+        words[word + STARTED_GEN] = words[word + STATUS] = 0
+        if not retry:
+            slot.deaths = (Fatality(death, alone),)
+            slot.error = deaths.not_retried(death)
+            return alone and not death.with_supervisor
+        if death.with_supervisor:
+            return False
+        slot.deaths += (Fatality(death, alone),)
+        slot.segment.quads[slot.quad + TRIES] = len(slot.deaths)
+        if not deaths.convicted(slot.deaths):
+            return False
+        slot.error = deaths.blame(slot.deaths)
+        return True
 
     def host_failed(self, error: BatchInferenceError) -> None:
         """The host is finished: every caller gets `error`, now and later."""
@@ -420,6 +451,16 @@ class Client:
 
     # --- start and stop -------------------------------------------------------------------------------------------
 
+    @property
+    def ready(self) -> bool:
+        """Whether a request that is sent now finds a worker that is ready."""
+        return bool(self._ready) and self._over is None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are taken."""
+        return self._over is None
+
     def wait_until_ready(self, workers: int, deadline: float) -> bool:
         """Waits until that many workers are ready; False when `deadline` passes, the host's error when it fails."""
         with self._changed:
@@ -432,7 +473,11 @@ class Client:
         return True
 
     def close(self, drain: bool = True) -> None:
-        """Takes no more requests, waits for the answers to those it took (`drain`) or fails them, leaves the host."""
+        """Takes no more requests, waits for the answers to those it took (`drain`) or fails them, leaves the host.
+
+        The wait has an end as every batch has: a worker that hangs is killed after batch_timeout, and then what is left
+        fails as well.
+        """
         closed = HostClosedError("the host was stopped: start() it again to send more requests")
         with self._lock:
             if self._over is None:
@@ -459,14 +504,6 @@ class Client:
         """Whether every slot is free."""
         self.sweep()
         return not self._outstanding and self.arena.free == self.arena.mapped
-
-
-def died(tries: int, cause: str, output: str) -> WorkerDiedError:
-    said = f" The last it printed:\n{output}" if output.strip() else " It printed nothing."
-    return WorkerDiedError(
-        f"the worker died {tries} times with this request in the running batch, so it was not tried again: {cause}. "
-        f"The request, or one that came with it, probably crashes the model.{said}"
-    )
 
 
 def copy_of(error: BatchInferenceError) -> BatchInferenceError:

@@ -6,6 +6,7 @@ small.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
@@ -17,7 +18,7 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from batch_inference.errors import ConfigError, HostClosedError, ModelLoadError
+from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError
 from batch_inference.options import CLIENT_OPTIONS, Options, check_seconds, in_worker, worker_environment
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ class ModelHost:
         """Refuses new requests, answers those that were accepted, and ends the workers. Does nothing when not started.
 
         With `drain=False` requests that have no answer yet fail with HostClosedError. Interrupted by Ctrl-C while it
-        waits for answers, it ends at once in the same way.
+        waits for answers, it ends at once in the same way. It waits as long as batches are served: a model that hangs
+        is killed after `batch_timeout`, and then the requests that are left fail with HostClosedError.
         """
         with self._lock:
             if not self._started:
@@ -199,7 +201,7 @@ class ModelHost:
 
         Raises:
             RequestTimeoutError: no result within `timeout`.
-            WorkerDiedError: the worker died under this request three times, or the host has given up.
+            WorkerDiedError: the worker died twice while it ran this request alone, or the host has given up.
             HostClosedError: the host is not started (a RuntimeError).
             Exception: whatever the model raised, with the worker's traceback as its cause.
         """
@@ -262,6 +264,32 @@ class ModelHost:
         client = self._client or self._join_again()
         self._options = self._options.replace(**changes)
         client.link.configure(changes)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker is ready for requests: False before start(), while the model loads, and after stop().
+
+        In a forked process, which joins the host when it first uses it, looking is using.
+        """
+        client = self._used()
+        return client is not None and client.ready
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests can be answered, now or once a worker has been restarted.
+
+        False once the host has given up (`max_restarts`, or the model does not load any more), until stop() and
+        start(). False, too, while it is not started. In a forked process looking is using.
+        """
+        client = self._used()
+        return client is not None and client.healthy
+
+    def _used(self) -> Client | None:
+        """The client; None when there is none and there can be none."""
+        if self._client is None and self._joins is not None:
+            with contextlib.suppress(BatchInferenceError):
+                return self._join_again()
+        return self._client
 
     def statistics(self) -> Statistics:
         """What the host did since it started, over all processes that use it. After stop(), its last state."""
@@ -361,6 +389,9 @@ class ModelHost:
             "workers": options.worker_count,
             "environments": environments(options),
             "max_restarts": options.max_restarts,
+            "start_timeout": options.start_timeout,
+            "batch_timeout": options.batch_timeout,
+            "retry": options.retry,
             "limits": options.limits(),
             "linger": options.linger if options.name else 0.0,
             "description": description,

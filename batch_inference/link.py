@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from batch_inference import logs, payload, processes
 from batch_inference import statistics as board
+from batch_inference.deaths import Death
 from batch_inference.errors import (
     BatchInferenceError,
     ConfigError,
@@ -66,7 +67,7 @@ class Events(Protocol):
     """What a link tells its client, from the monitor thread."""
 
     def worker_ready(self, peer: Any) -> None: ...
-    def worker_gone(self, peer: Any, cause: str, output: str) -> None: ...
+    def worker_gone(self, peer: Any, death: Death, retry: bool) -> list[list[Death]]: ...
     def host_failed(self, error: BatchInferenceError) -> None: ...
     def reply_elsewhere(self, key: int, gen: int, status: int, reply: Segment, size: int) -> None: ...
 
@@ -100,6 +101,7 @@ class Link:
         self._elections: deque[float] = deque()
         self._closing = False
         self._failed = False
+        self._retry = True  # whether what a worker ran when it died may be run again
         self._served = False  # a worker has been ready: one that dies while it loads is restarted
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._relay = logs.Relay()
@@ -260,6 +262,7 @@ class Link:
             self.row = board.client_row(welcome["row"])
             self.client_number, self._supervisor_pid = welcome["client"], welcome["pid"]
             self.worker_count = welcome["workers"]
+            self._retry = payload.read_settings(self.config)["retry"]
             for shared in self._segments:
                 self._say({"type": "segment"}, [shared.fd])
             for kind, fd, _ in self._channels:
@@ -341,7 +344,7 @@ class Link:
             if message["type"] == "ready":
                 self._worker_ready(message, fds)
             elif message["type"] == "gone":
-                self._worker_gone(message["worker"], message["cause"], message["output"])
+                self._worker_gone(death_of(message))
             elif message["type"] == "failed":
                 self._failed = True
                 self._events.host_failed(failure(message))
@@ -364,11 +367,13 @@ class Link:
         self._served = True
         self._events.worker_ready(peer)
 
-    def _worker_gone(self, index: int, cause: str, output: str) -> None:
-        peer = self._peers.pop(index, None)
+    def _worker_gone(self, death: Death) -> None:
+        peer = self._peers.pop(death.worker, None)
         if peer is not None:
             os.close(peer.pidfd)
-            self._events.worker_gone(peer, cause, output)
+            for deaths in self._events.worker_gone(peer, death, self._retry):
+                with self._lock:
+                    self._say({"type": "convicted", "deaths": [(d.worker, d.incarnation) for d in deaths]}, [])
 
     def _supervisor_died(self) -> None:
         """Its workers die with it; their slots are ours again once that is certain."""
@@ -376,7 +381,8 @@ class Link:
         for peer in list(self._peers.values()):
             if not handshake.readable(peer.pidfd, deadline - time.monotonic()):
                 raise TransportError(f"worker {peer.index} survived its supervisor: is it stuck in the kernel?")
-            self._worker_gone(peer.index, f"worker {peer.index} was killed because its supervisor died", "")
+            cause = f"worker {peer.index} was killed because its supervisor died"
+            self._worker_gone(Death(peer.index, peer.incarnation, cause))
         self._disconnect()
 
     def _reconnect_if_lost(self) -> None:
@@ -419,6 +425,10 @@ def segment_key(message: Message) -> int:
     from batch_inference.transport.wire import slot_key
 
     return slot_key(message["segment"], message["unit"])
+
+
+def death_of(message: Message) -> Death:
+    return Death(**{name: message[name] for name in ("worker", "incarnation", "cause", "output", "code", "ours")})
 
 
 def failure(message: Message) -> BatchInferenceError:

@@ -59,7 +59,13 @@ class Options:
     timeout: float | None = None
     """How long predict, apredict and a submitted future may take where the call does not say; None is no limit."""
     start_timeout: float = 600.0
-    """How long the model may take to load."""
+    """How long the model may take to load, also when a worker is restarted."""
+    batch_timeout: float | None = 600.0
+    """How long a worker that has work may show no sign of life, so how long one model call may take, before it is
+    killed; None is no limit."""
+    retry: bool = True
+    """Whether the requests of a batch under which the worker died are run again, each alone. False for a model with
+    side effects: they fail with WorkerDiedError."""
     max_restarts: int = 5
     """Restarts of dead workers per minute, after which the host gives up."""
     shared_memory: int | None = None
@@ -79,6 +85,9 @@ class Options:
         check_seconds("max_delay", self.max_delay, optional=True)
         check_seconds("timeout", self.timeout, optional=True)
         check_seconds("start_timeout", self.start_timeout)
+        check_seconds("batch_timeout", self.batch_timeout, optional=True)
+        if self.batch_timeout == 0:
+            raise ConfigError("batch_timeout must be more than 0 seconds, or None for no limit, got 0")
         check_seconds("linger", self.linger)
         self._check_batcher()
         self._check_policy()

@@ -65,6 +65,12 @@ def client_row(row: int) -> int:
     return (DEPARTED_ROW + 1 + row) * ROW
 
 
+def outstanding(cells: Sequence[int], index: int) -> int:
+    """How many requests worker `index` has, of all clients."""
+    start = client_row(0) + OUTSTANDING + index
+    return sum(cells[start : start + cells[CLIENT_ROWS] * ROW : ROW])
+
+
 def bucket(nanoseconds: int) -> int:
     """The histogram bucket of a duration: four per power of two, from 1 us to about an hour."""
     units = nanoseconds >> 10

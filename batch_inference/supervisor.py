@@ -1,14 +1,17 @@
 """Main of the supervisor: the small process between the clients of a host and its workers.
 
-    clients  --hello, segments, channels, limits, bye-->  supervisor  --segments, channels, limits, gone, quit-> workers
-             <--welcome, ready, gone, failed, reply, log, output--               <--ready, failed, reply--
+    clients  --hello, segments, channels, limits, convicted, bye-->  supervisor
+             <--welcome, ready, gone, failed, reply, log, output--
+                                           workers  <--segments, channels, limits, ping, gone, quit--  supervisor
+                                                    --ready, failed, reply-->
 
 It is the parent of the workers, so that their exit status cannot be stolen by the application's SIGCHLD handlers; it
 runs in a session of its own, out of reach of the terminal's Ctrl-C; it watches clients and workers by pidfd; and it
 keeps duplicates of the clients' descriptors, so that a restarted worker sees the same memory. It never sees a
 request, and does not import numpy. When it dies its workers die (PR_SET_PDEATHSIG) and the clients elect another.
 
-One thread, one selector; nothing in it blocks. How much is decided here: when to start, restart and end workers.
+One thread, one selector; nothing in it blocks. How much is decided here: when to start, restart and end workers
+(`watching.py` says whether one hangs, and when there were too many restarts).
 """
 
 from __future__ import annotations
@@ -32,14 +35,17 @@ from batch_inference.errors import TransportError
 from batch_inference.transport import channel, handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
 from batch_inference.transport.wire import VERSION
+from batch_inference.watching import Pulse, Restarts, restart_delay
 
 FIRST_CLIENT_TIMEOUT = 3.0  # seconds until somebody must have joined: whoever elected us may be dead
 ACCEPT_AGAIN = 0.2  # seconds until the next try when there was no descriptor for a client
 QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
-RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
+VERDICT_TIMEOUT = 0.5  # seconds that clients have to convict a request of a death, before the host gives up for it
+LOOKS, SELDOM, OFTEN = 4, 5.0, 0.05  # looks at a worker's signs of life in a batch_timeout; seconds between two
 LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
 TAIL_LINES = 20
 MESSAGES_AT_ONCE = 100  # of one client, before the others have their turn
+LONGEST_SLEEP = 3600.0  # seconds; the selector knows no infinity
 MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
 
 
@@ -68,6 +74,9 @@ class Worker:
         self.log: socket.socket | None = None
         self.ready = False
         self.was_ready = False  # in this incarnation or an earlier one
+        self.pulse = Pulse(SELDOM)
+        self.pinged = False  # in the present silence
+        self.killed: str | None = None  # why we killed it, where we did
         self.batches_at_start = 0
         self.failures = 0  # deaths since the last served batch
         self.failure: str | None = None  # traceback of a load that failed
@@ -85,8 +94,11 @@ class Supervisor:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count(1)
         self._clients: dict[Connection, Client] = {}
+        self._start_timeout: float = self._settings["start_timeout"]
+        self._batch_timeout: float | None = self._settings["batch_timeout"]
+        self._look_interval = max(OFTEN, min(SELDOM, (self._batch_timeout or SELDOM) / LOOKS))
         self._workers = [Worker(index) for index in range(self._settings["workers"])]
-        self._restarts: deque[float] = deque()
+        self._restarts = Restarts(self._settings["max_restarts"])
         self._board = segment.create(board.BOARD_SIZE)
         board.write_limits(self._board.quads, self._settings["limits"])
         self._pidfd = os.pidfd_open(os.getpid())
@@ -98,9 +110,11 @@ class Supervisor:
 
     def run(self) -> None:
         self._after(FIRST_CLIENT_TIMEOUT, self._stop_if_unused)
+        if self._batch_timeout is not None:
+            self._after(self._look_interval, self._look_for_hangs)
         while not (self._stopping and all(worker.process is None for worker in self._workers)):
             timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-            for key, events in self._selector.select(timeout):
+            for key, events in self._selector.select(timeout and min(timeout, LONGEST_SLEEP)):
                 if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
                     key.data(events)
             while self._timers and self._timers[0][0] <= time.monotonic():
@@ -179,6 +193,8 @@ class Supervisor:
             self._tell_workers(channels_message(client, first, message["kind"]), fds)
         elif kind == "limits":
             self._tell_workers({"type": "limits"})
+        elif kind == "convicted":
+            self._restarts.convict({(int(worker), int(incarnation)) for worker, incarnation in message["deaths"]})
         elif kind == "bye":
             self._farewell(client)
         else:
@@ -332,7 +348,8 @@ class Supervisor:
             handshake.close_all([pipe, output])
         worker.process, worker.pidfd = process, os.pidfd_open(process.pid)
         worker.connection, worker.log = Connection(ours), log
-        worker.ready, worker.failure = False, None
+        worker.ready, worker.failure, worker.killed = False, None, None
+        worker.pulse, worker.pinged = Pulse(self._look_interval), False
         worker.tail.clear()
         worker.batches_at_start = self._batches(worker)
         self._selector.register(
@@ -345,6 +362,7 @@ class Supervisor:
             for client in self._clients.values():
                 self._introduce(client, worker.connection)
         self._show(worker, board.RESTARTING if worker.was_ready else board.STARTING)
+        self._after(self._start_timeout, lambda: self._check_loaded(worker, process))
 
     def _introduce(self, client: Client, connection: Connection) -> None:
         """Tells a new worker all that a client has shared so far."""
@@ -408,32 +426,74 @@ class Supervisor:
         assert worker.process is not None
         pid, code = worker.process.pid, worker.process.wait()
         processes.kill_orphans(pid)
-        who, how = str(worker), processes.describe_exit(code)
+        who, how = str(worker), worker.killed or processes.describe_exit(code)
         self._close(worker)
+        self._show(worker, board.STOPPED if self._stopping else board.RESTARTING)  # before anybody hears of it
         message = {
             "type": "gone",
             "worker": worker.index,
             "incarnation": worker.incarnation,
             "cause": f"{who} {how}",
             "output": handshake.shorten("".join(worker.tail)),
+            "code": code,
+            "ours": worker.killed is not None,
         }
         self._tell_clients(message)
         if self._stopping:
-            self._show(worker, board.STOPPED)
             return
         served = self._batches(worker) > worker.batches_at_start
         worker.failures = 1 if served else worker.failures + 1
-        now = time.monotonic()
-        while self._restarts and self._restarts[0] < now - 60:
-            self._restarts.popleft()
-        if not worker.was_ready or len(self._restarts) >= self._settings["max_restarts"]:
+        if not worker.was_ready:
             self._give_up(worker, f"{who} {how}")
             return
-        self._restarts.append(now)
+        self._restarts.died((worker.index, worker.incarnation), time.monotonic(), self._served())
+        delay = restart_delay(worker.failures)
+        if self._too_many_restarts():
+            self._after(max(delay, VERDICT_TIMEOUT), lambda: self._restart(worker, f"{who} {how}"))
+        else:
+            self._after(delay, lambda: self._restart(worker, f"{who} {how}"))
+
+    def _restart(self, worker: Worker, what: str) -> None:
+        if self._stopping:
+            return
+        if self._too_many_restarts():
+            self._give_up(worker, what)
+            return
         self._board.quads[worker.index * board.WORKER_CELLS + board.WORKER_RESTARTS] += 1
-        self._show(worker, board.RESTARTING)
-        delay = RESTART_DELAYS[min(worker.failures, len(RESTART_DELAYS)) - 1]
-        self._after(delay, lambda: None if self._stopping else self._spawn(worker))
+        self._spawn(worker)
+
+    def _too_many_restarts(self) -> bool:
+        return self._restarts.exceeded(time.monotonic(), self._served())
+
+    def _look_for_hangs(self) -> None:
+        """Kills those workers that have had something to do and have given no sign of life for batch_timeout.
+
+        A worker whose answers have not been collected yet looks as if it had something to do; a ping makes it give a
+        sign of life.
+        """
+        assert self._batch_timeout is not None
+        for worker in self._workers:
+            if worker.process is None or not worker.ready:
+                continue
+            beats = self._board.quads[board.worker_row(worker.index) + board.BEATS]
+            todo = board.outstanding(self._board.quads, worker.index)
+            silent = worker.pulse.look(beats, todo, time.monotonic())
+            if silent >= self._batch_timeout:
+                worker.killed = (
+                    f"hung for {silent:.3g} s in a batch: killed after batch_timeout={self._batch_timeout:g} s"
+                )
+                worker.process.kill()
+            elif silent and not worker.pinged and worker.connection is not None:
+                with contextlib.suppress(ConnectionLostError):  # its pidfd will say so
+                    worker.connection.send({"type": "ping"})
+            worker.pinged = bool(silent)
+        self._after(self._look_interval, self._look_for_hangs)
+
+    def _check_loaded(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
+        """Kills a worker that still loads its model after start_timeout."""
+        if worker.process is process and not worker.ready:
+            worker.killed = f"was killed: its model was not ready within start_timeout={self._start_timeout:g} s"
+            process.kill()
 
     def _close(self, worker: Worker) -> None:
         for source in (worker.connection, worker.pidfd, worker.output, worker.log):
@@ -456,7 +516,7 @@ class Supervisor:
                 "what": what,
                 "traceback": worker.failure and handshake.shorten(worker.failure),
                 "output": handshake.shorten("".join(worker.tail)),
-                "restarts": len(self._restarts),
+                "restarts": self._settings["max_restarts"],
             }
         )
         self._stop()
@@ -538,6 +598,10 @@ class Supervisor:
         at = worker.index * board.WORKER_CELLS
         self._board.quads[at + board.WORKER_PID] = worker.process.pid if worker.process else 0
         self._board.quads[at + board.WORKER_STATE] = state
+
+    def _served(self) -> int:
+        """Batches of all workers since the host began."""
+        return sum(self._batches(worker) for worker in self._workers)
 
     def _batches(self, worker: Worker) -> int:
         return self._board.quads[board.worker_row(worker.index) + board.BATCHES]

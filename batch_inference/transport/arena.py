@@ -49,7 +49,7 @@ class Slot:
         "deadline",  # ns, 0 for none
         "length",  # bytes of the encoded request
         "reply_at",  # where its reply starts, from offset
-        "tries",  # incarnations that died with it in the running batch
+        "deaths",  # deaths.Fatality, for each worker that died with it in the running batch
         "error",  # exception that this process set in place of a reply
         "elsewhere",  # a reply that did not fit, as (Segment, length)
         "abandoned",  # nobody waits: free it when the worker is through with it
@@ -67,7 +67,8 @@ class Slot:
         self.gen = 0
         self.channel: Any = None
         self.worker: Any = None
-        self.arrived = self.deadline = self.length = self.reply_at = self.tries = 0
+        self.arrived = self.deadline = self.length = self.reply_at = 0
+        self.deaths: tuple[Any, ...] = ()
         self.error: BaseException | None = None
         self.elsewhere: tuple[Segment, int] | None = None
         self.abandoned = False
@@ -126,9 +127,9 @@ class Arena:
 
     def release(self, slot: Slot) -> None:
         """Takes back a slot that no worker will touch again."""
-        if slot.error is not None or slot.elsewhere is not None or slot.abandoned or slot.tries:
+        if slot.error is not None or slot.elsewhere is not None or slot.abandoned or slot.deaths:
             slot.error = slot.elsewhere = None
-            slot.abandoned, slot.tries = False, 0
+            slot.abandoned, slot.deaths = False, ()
         self._free[slot.order].append(slot)
 
     @property

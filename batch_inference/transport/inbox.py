@@ -293,8 +293,8 @@ class RemoteInbox:
                 self.quitting = True
             elif message["type"] == "gone":
                 self._forget(message["client"])
-            elif message["type"] == "limits":
-                pass  # they are on the board: a worker that waits is to look again
+            elif message["type"] in ("limits", "ping"):
+                pass  # a worker that waits is to look again: for limits, or only to show that it can
             else:
                 self._attach(message, fds)
 

@@ -69,14 +69,14 @@ def shared_host(tries: Path) -> Iterator[ModelHost]:
         (faulty.BABBLE, "exited with code 8", "模型坏了😀"),
     ],
 )
-def test_a_request_under_which_the_worker_dies_is_tried_three_times_and_the_next_one_succeeds(
+def test_a_request_under_which_the_worker_dies_alone_fails_and_the_next_one_succeeds(
     shared_host: ModelHost, tries: Path, way: int, how: str, last_words: str
 ) -> None:
     with pytest.raises(WorkerDiedError) as caught:
         shared_host.predict(value(way), timeout=30)
     assert how in str(caught.value)
     assert last_words in str(caught.value)
-    assert tries.read_text().split().count(str(way)) == 3
+    assert tries.read_text().split().count(str(way)) == 2
     assert shared_host.predict(value(3), timeout=30).tolist() == [[6]]
 
 
@@ -85,12 +85,8 @@ def test_those_who_waited_with_it_are_answered(shared_host: ModelHost) -> None:
         answers = [pool.submit(shared_host.predict, value(number), timeout=30) for number in range(100)]
         culprit = pool.submit(shared_host.predict, value(faulty.EXIT), timeout=30)
         assert isinstance(culprit.exception(), WorkerDiedError)
-    # Batch mates of the culprit share its fate until batches are divided after a death.
-    failed = sum(isinstance(answer.exception(), WorkerDiedError) for answer in answers)
-    assert failed < 32
     for number, answer in enumerate(answers):
-        if answer.exception() is None:
-            assert answer.result().tolist() == [[2 * number]]
+        assert answer.result().tolist() == [[2 * number]]
     assert shared_host.predict(value(3), timeout=30).tolist() == [[6]]
 
 

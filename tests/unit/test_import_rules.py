@@ -25,6 +25,8 @@ ALLOWED = {
     "processes": "errors",
     "policy": "",
     "isolation": "errors",
+    "deaths": "errors",
+    "watching": "",
     "statistics": "",
     "testing": "",
     "buffers": "",
@@ -38,7 +40,7 @@ ALLOWED = {
     "payload": "errors options",
     "logs": "transport",
     # the supervisor process
-    "supervisor": "description errors logs machine options payload processes statistics transport",
+    "supervisor": "description errors logs machine options payload processes statistics transport watching",
     # the worker process
     "waiting": "batcher errors policy transport",
     "ahead": "batcher buffers tensors waiting",
@@ -48,9 +50,9 @@ ALLOWED = {
         "waiting"
     ),
     # the application's process
-    "link": "errors logs machine options payload processes statistics transport",
+    "link": "deaths errors logs machine options payload processes statistics transport",
     "room": "errors statistics transport",
-    "client": "errors link machine options payload room statistics tensors transport",
+    "client": "deaths errors link machine options payload room statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "errors link options payload statistics transport worker",  # num_workers=0: both sides in one process
