@@ -382,6 +382,7 @@ class ModelHost:
         if not options.worker_count:
             return self._new_local_client(recipe)
         check_platform()
+        address = handshake.named_address(options.name) if options.name else handshake.random_address()
         description = self._description()
         settings = payload.surroundings() | {
             "python": sys.executable,
@@ -397,7 +398,6 @@ class ModelHost:
             "description": description,
         }
         config = payload.pack(settings, payload.dump(recipe))
-        address = handshake.named_address(options.name) if options.name else handshake.random_address()
         return self._new_client(address, config, description)
 
     def _description(self) -> dict[str, str]:

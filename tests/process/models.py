@@ -18,6 +18,7 @@ __all__ = [
     "Doubles",
     "Echo",
     "Inflates",
+    "Large",
     "Raises",
     "SeesShapes",
     "Sleeps",
@@ -79,6 +80,14 @@ class Inflates:
 
     def predict_batch(self, sizes):
         return [np.full(int(size), int(size) % 251, np.uint8) for size in sizes]
+
+
+class Large(Doubles):
+    """Twice its input, with so many bytes of weights."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weights = np.ones(size, np.uint8)
 
 
 class Logs:

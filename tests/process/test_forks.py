@@ -43,6 +43,16 @@ class Child:
                 os._exit(1)
         os.close(write)
 
+    def ended(self, timeout: float = 30.0) -> None:
+        """Waits for the end of one that kills itself."""
+        try:
+            assert select.select([self._read], [], [], timeout)[0], "the child hangs"
+            assert not os.read(self._read, 1), "the child has survived"
+        finally:
+            os.close(self._read)
+            kill(self.pid)
+            os.waitpid(self.pid, 0)
+
     def result(self, timeout: float = 30.0) -> Any:
         try:
             data, deadline = b"", time.monotonic() + timeout

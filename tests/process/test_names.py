@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import ConfigError, HostClosedError, ModelHost, RequestTimeoutError, connect
+from batch_inference import ConfigError, HostClosedError, ModelHost, RequestTimeoutError, TransportError, connect
 from batch_inference.testing import alive, no_leaks, wait_until
 from tests.process.conftest import environment
 from tests.process.models import Affine, Doubles
@@ -184,6 +184,15 @@ def test_a_host_whose_limits_were_changed_takes_the_forked_and_the_new_process_a
         with ModelHost(Doubles, name="shared", max_batch_size=8)() as other:
             check(other.predict(request(1)), 1)
         check(host.predict(request(2)), 2)
+
+
+def test_no_host_starts_in_a_directory_that_others_may_enter(runtime_directory: str) -> None:
+    os.mkdir(f"{runtime_directory}/batch_inference")
+    os.chmod(f"{runtime_directory}/batch_inference", 0o750)
+    with no_leaks(), pytest.raises(TransportError, match="mode 0700, it is drwxr-x---"):
+        ModelHost(Doubles, name="shared")().start()
+    with no_leaks(), pytest.raises(TransportError, match="mode 0700"):
+        connect("shared")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden", "x" * 61, "a b", 3])

@@ -128,7 +128,7 @@ def test_the_end_of_the_peer_is_an_error(pair: Pair) -> None:
     near.flush_until(time.monotonic() + 1)
 
 
-@pytest.mark.parametrize("data", [b"no json", b"[1]", b"{}", b'{"type": 3}', b'"type"', b"\xff\xfe"])
+@pytest.mark.parametrize("data", [b"no json", b"[1]", b"{}", b'{"type": 3}', b'"type"', b"\xff\xfe", b"[" * 60_000])
 def test_bytes_that_are_no_message_are_an_error_and_leave_no_descriptor_open(data: bytes) -> None:
     ours, theirs = handshake.pair()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -238,6 +238,48 @@ def test_the_runtime_directory_is_its_users_alone(runtime: Path, monkeypatch: py
     assert handshake.runtime_directory() == str(runtime / f"batch_inference-{os.geteuid()}")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_a_directory_that_another_user_made_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(runtime))
+    path = runtime / "batch_inference-0"
+    path.mkdir(0o700)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(TransportError, match="of user 65534"):
+        handshake.named_address("host")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))  # nor is XDG_RUNTIME_DIR believed that is somebody else's
+    with pytest.raises(TransportError, match="of user 65534"):
+        handshake.named_address("host")
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_a_way_out(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = runtime / ("x" * 80)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with pytest.raises(TransportError, match="shorter name"):
+        handshake.named_address("n" * 30)
+
+
+def test_who_finds_no_place_in_the_queue_waits_for_one(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = handshake.random_address()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(0)
+        first = handshake.connect(address)
+        monkeypatch.setattr(handshake, "CONNECT_TIMEOUT", 0.05)
+        with pytest.raises(TransportError, match="is it stopped"):
+            handshake.connect(address)
+        monkeypatch.setattr(handshake, "CONNECT_TIMEOUT", 30.0)
+        found: list[socket.socket | None] = []
+        thread = threading.Thread(target=lambda: found.append(handshake.connect(address)))
+        thread.start()
+        accepted = [listener.accept()[0] for _ in range(2)]
+        thread.join(30)
+        for sock in [first, *found, *accepted]:
+            assert sock is not None
+            sock.close()
+
+
 # --- segments -------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +299,17 @@ def test_segments_are_shared_zeroed_and_sealed() -> None:
     assert not theirs.holds(63, 1)
     ours.close()
     ours.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 100, 4097])
+def test_memory_of_a_size_that_is_no_segments_is_refused_and_its_descriptor_closed(size: int) -> None:
+    import fcntl
+
+    fd = os.memfd_create("batch_inference", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(TransportError, match=f"{size} bytes"):
+        segment.attach(fd)
 
 
 def test_memory_that_is_not_sealed_is_refused_and_its_descriptor_closed() -> None:

@@ -103,3 +103,12 @@ def test_a_model_is_closed_if_it_can_be() -> None:
     payload.close_model(model)
     payload.close_model(Model())
     assert model.closed
+
+
+def test_nobody_who_has_the_payload_can_change_it() -> None:
+    fd = payload.pack({"path": []}, b"content")
+    for change in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 1), lambda: os.ftruncate(fd, 1 << 20)):
+        with pytest.raises(PermissionError):
+            change()
+    assert payload.read_content(fd) == b"content"
+    os.close(fd)
