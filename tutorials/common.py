@@ -1,4 +1,4 @@
-"""What the tutorials share: callers in a closed loop, what they measured, a progress bar and a figure."""
+"""What the tutorials share: tokenizers, callers in a closed loop, what they measured, a progress bar, a figure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batch_inference import ModelHost
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    """The tokenizer of a model in a folder, or of one on the Hugging Face hub. Any number of threads may use it, and it
+    loads in an instant: the callers need neither transformers nor torch."""
+    from tokenizers import Tokenizer
+
+    file = Path(source) / "tokenizer.json"
+    return Tokenizer.from_file(str(file)) if file.exists() else Tokenizer.from_pretrained(source)
 
 
 @dataclass(frozen=True)

