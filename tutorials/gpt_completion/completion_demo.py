@@ -154,11 +154,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
     parser.add_argument("--repeat", type=int, default=2, help="requests of each caller (default: %(default)s)")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 32], metavar="N", help=f"besides {HEADLINE}")
-    # One core for the callers and the rest of the machine: a compute thread that waits for a core holds up the others.
-    threads = max(1, len(os.sched_getaffinity(0)) - 1)
-    parser.add_argument(
-        "--threads", type=int, default=threads, help="compute threads of the model (default: cores - 1)"
-    )
+    parser.add_argument("--threads", type=int, help="compute threads of the model (default: as many as cores)")
     figure = Path(".cache") / "gpt_completion.svg"
     parser.add_argument("--figure", type=Path, default=figure, help="where to draw it (default: %(default)s)")
     return parser.parse_args()
