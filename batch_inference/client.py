@@ -91,6 +91,7 @@ class Client:
         self._over: BatchInferenceError | None = None  # why no request is taken any more
         self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
         self._thread_channels: list[WaitChannel] = []
+        self._making = threading.Lock()
         self.link = make_link(self)
         self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
         self.room = Room(
@@ -125,11 +126,13 @@ class Client:
         return self.collect(slot)
 
     def _borrow_channel(self) -> WaitChannel:
-        try:
-            return self._thread_channels.pop()
-        except IndexError:
-            self._thread_channels.extend(self.link.new_thread_channels())
-            return self._borrow_channel()
+        while True:
+            try:
+                return self._thread_channels.pop()
+            except IndexError:
+                with self._making:  # each is a descriptor in three processes: who comes together shares what one makes
+                    if not self._thread_channels:
+                        self._thread_channels.extend(self.link.new_thread_channels())
 
     # --- the life of a request ------------------------------------------------------------------------------------
 

@@ -10,8 +10,10 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,19 @@ def test_processes_that_start_a_host_at_the_same_moment_get_one() -> None:
         os.close(gates[1][1])
         assert len({child.result(90) for child in children}) == 1
         close_all([joined, gates[0][0], gates[1][0]])
+
+
+def test_threads_that_call_at_once_take_one_descriptor_each(tmp_path: Path) -> None:
+    """In the client, in the supervisor and in the worker: docs/many-processes.md says how many there are."""
+    entered, gate = tmp_path / "entered", tmp_path / "gate"
+    with ModelHost(Blocks, name="shared")(str(entered), str(gate)) as host:
+        pids = os.getpid(), supervisor_pid(host), worker_pid(host)
+        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        with ThreadPoolExecutor(32) as pool:
+            together = threading.Barrier(32)
+            answers = pool.map(lambda number: (together.wait(), host.predict(value(number)))[1][0, 0], range(32))
+            wait_until(lambda: host.statistics().pending == 32, 30, "all 32 wait")
+            gate.touch()
+            assert list(answers) == [2 * number for number in range(32)]
+        more = [len(os.listdir(f"/proc/{pid}/fd")) - count for pid, count in zip(pids, before)]
+        assert max(more) <= 32 + 8 + 2, more  # they are made eight at a time; two for the memory
