@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from benchmarks.machine import Meter
 from benchmarks.workloads import Work, burn, right
 
-DRAIN = 5.0
+DRAIN = 10.0
 """Seconds a request may still take after the window before it counts as missing."""
 
 

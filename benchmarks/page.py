@@ -115,7 +115,9 @@ def workload_text(workload: str, cells: Sequence[Cell]) -> str:
         cell = at.get((who, count))
         if cell is None:
             return ""
-        return (number(cell.rate) if cell.rate else "no answer") + (" (!)" if cell.faults and cell.rate else "")
+        if not cell.rate:
+            return "none"
+        return number(cell.rate) + (" (!)" if cell.faults else "")
 
     rates = grid(
         ("requests/s, callers", *map(str, callers)), [(who, *(rate(who, count) for count in callers)) for who in names]

@@ -6,7 +6,6 @@ The cost is CPU time over all processes: requests per second say little where ma
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,8 @@ from benchmarks.machine import Meter, pinned, two_cores
 from benchmarks.measure import Found, Goal, Round, Row, Sample, judge
 from benchmarks.models import Held
 from benchmarks.options import Options
-from benchmarks.peers.compare import described
-from benchmarks.peers.contender import Contender
+from benchmarks.peers.compare import described, started
+from benchmarks.peers.contender import Contender, FailedError
 from benchmarks.peers.roster import BY_NAME, OURS
 from benchmarks.report import log
 from benchmarks.transport import processes
@@ -34,20 +33,14 @@ def rounds_of(
 ) -> dict[int, list[Round]]:
     """Each contender in turn, round by round."""
     found: dict[int, list[Round]] = {number: [] for number in made}
-    try:
-        for contender in made.values():
-            contender.ready()
-            contender.signal(signal.SIGSTOP)
+    with started(list(made.values())) as running:
+        if len(running) < len(made):
+            raise FailedError("a host did not start")
         for turn in range(options.rounds):
             for number, contender in made.items():
                 got = contender.cell(turn, CALLERS * clients[number], options.window, options.warm)
                 found[number].append(got)
                 log(f"  {turn + 1} {number} {what:17} {described(got)}")
-    finally:
-        for contender in made.values():
-            contender.leave()
-        for contender in made.values():
-            contender.close()
     return found
 
 

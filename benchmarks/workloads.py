@@ -89,6 +89,8 @@ class Workload:
     """Processes that the callers are spread over."""
     spread: bool = False
     """Whether callers may use every core, not only the first."""
+    lasts: float = 1.0
+    """Windows are so many times longer: for slow requests."""
 
 
 def _rows(*shape: int, answer: tuple[int, ...] | None = None) -> Rows:
@@ -99,7 +101,7 @@ WORKLOADS = {
     "a": Workload("[1,16] float32, a model without cost", _rows(16)),
     "b": Workload("[1,256], a model that takes 2 ms + 20 us a row", _rows(256)),
     "c": Workload("a 600 KB image in, 4 KB out", _rows(3, 224, 224, answer=(1000,))),
-    "d": Workload("4 MiB in, 4 MiB out", _rows(1 << 20)),
+    "d": Workload("4 MiB in, 4 MiB out", _rows(1 << 20), lasts=2),
     "e": Workload("as (b), each caller burns 1 ms of pure Python a request", _rows(256), burns=True),
     "e2": Workload("as (e), and the model holds the GIL for 4 ms a batch", _rows(256), burns=True),
     "f": Workload("as (b), callers spread over 4 processes", _rows(256), processes=4),

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.floors import COPIES, Pipe, copies_per_second
 from benchmarks.machine import Meter, pinned, two_cores
 from benchmarks.measure import Round, percentile
-from benchmarks.workloads import MAX_BATCH, WORKLOADS, Rows, compute
+from benchmarks.workloads import MAX_BATCH, WORKLOADS, Rows, burn, compute
 
-PIPE, COPY, MODEL = "pipe round trip", "four memcpys", "model alone"
+PIPE, COPY, MODEL, CALLERS = "pipe round trip", "four memcpys", "model alone", "callers alone"
 
 
 class PipeBeside:
@@ -80,9 +80,37 @@ class ModelBeside:
     def close(self) -> None: ...
 
 
-def beside(workload: str) -> list[PipeBeside | CopyBeside | ModelBeside]:
-    if workload == "a":
-        return [PipeBeside()]
-    if workload == "d":
-        return [CopyBeside()]
-    return [ModelBeside(workload)] if workload in ("b", "e2") else []
+class CallersBeside:
+    """What callers do by themselves, over and over, in one thread: threads of one process together do no more."""
+
+    name = CALLERS
+
+    def ready(self) -> None: ...
+
+    def cell(self, number: int, callers: int, window: float, warm: float) -> Round:
+        iterations = int(os.environ["BENCH_BURN"])
+        with pinned({os.getpid(): two_cores()[0]}):
+            meter, times, end = Meter((os.getpid(),)), [], time.perf_counter() + window
+            while (before := time.perf_counter()) < end:
+                burn(iterations)
+                times.append(time.perf_counter() - before)
+            rate = len(times) / sum(times)
+            return Round(number, rate, statistics.median(times), percentile(times, 0.99), foreign=meter.stop().foreign)
+
+    def close(self) -> None: ...
+
+
+def beside(workload: str) -> list[PipeBeside | CopyBeside | ModelBeside | CallersBeside]:
+    match workload:
+        case "a":
+            return [PipeBeside()]
+        case "b":
+            return [ModelBeside(workload)]
+        case "d":
+            return [CopyBeside()]
+        case "e":
+            return [CallersBeside()]
+        case "e2":
+            return [ModelBeside(workload), CallersBeside()]
+        case _:
+            return []

@@ -15,7 +15,7 @@ from benchmarks.peers import goals
 from benchmarks.peers.beside import MODEL, beside
 from benchmarks.peers.contender import Contender, FailedError
 from benchmarks.peers.environments import installed
-from benchmarks.peers.roster import ALONE, BY_NAME, OURS, PEERS, Peer
+from benchmarks.peers.roster import BY_NAME, OURS, PEERS, Peer
 from benchmarks.report import log
 from benchmarks.workloads import WORKLOADS, iterations_per_ms
 
@@ -23,8 +23,6 @@ CALLERS = (1, 8, 32, 64)
 MORE = {"b": (4, 16)}
 """Further numbers of callers, of us and of the model alone, that goals speak of."""
 SHARE_OF_WINDOW = 0.5  # there are many cells
-FAILURES = 2
-"""After so many a contender is out, until the next workload."""
 
 
 class Measured(Protocol):
@@ -56,42 +54,38 @@ def chosen_workloads(names: Sequence[str]) -> list[str]:
 
 
 def takes_part(peer: Peer, workload: str) -> bool:
-    described = WORKLOADS[workload]
-    if peer.name == ALONE:
-        return described.burns  # of interest only where callers have work of their own
-    return peer.runs(workload, described.processes)
+    return peer.runs(workload, WORKLOADS[workload].processes)
 
 
 @contextlib.contextmanager
-def started(made: Sequence[Measured]) -> Iterator[dict[str, Measured]]:
-    """Those that are ready, by name; all are closed in the end."""
-    running: dict[str, Measured] = {}
-    try:
+def started(made: Sequence[Measured]) -> Iterator[list[Measured]]:
+    """Those that got ready, stopped; all are closed in the end."""
+    running: list[Measured] = []
+    with contextlib.ExitStack() as stack:  # which goes on closing when it is interrupted at that
+        for contender in made:
+            stack.callback(contender.close)
+        for contender in made:
+            if isinstance(contender, Contender):
+                stack.callback(contender.leave)  # all at once, before each is waited for
         for contender in made:
             try:
                 contender.ready()
-                running[contender.name] = contender
+                running.append(contender)
             except FailedError as error:
                 log(f"  {contender.name} did not start: {error}; see {getattr(contender, 'log', '')}")
-        for contender in running.values():
+        for contender in running:
             if isinstance(contender, Contender):
                 contender.signal(signal.SIGSTOP)
         yield running
-    finally:
-        for contender in made:
-            if isinstance(contender, Contender):
-                contender.leave()
-        for contender in made:
-            contender.close()
 
 
 class Turns:
     """The rounds of one workload."""
 
-    def __init__(self, workload: str, running: dict[str, Measured], window: float, warm: float) -> None:
-        self._workload, self._running = workload, running
+    def __init__(self, workload: str, running: list[Measured], window: float, warm: float) -> None:
+        self._workload, self._running = workload, {contender.name: contender for contender in running}
         self._window, self._warm = window, warm
-        self._failures = dict.fromkeys(running, 0)
+        self._lost: set[str] = set()  # who did not answer is out until the next workload
         self.rounds: dict[tuple[int, str], list[Round]] = {}
 
     def names(self, callers: int) -> list[str]:
@@ -103,7 +97,7 @@ class Turns:
             names = self.names(callers)
             turn = number % len(names)
             for name in (*names[turn:], *names[:turn]):
-                if self._failures[name] < FAILURES:
+                if name not in self._lost:
                     got = self._cell(number, name, callers)
                     self.rounds.setdefault((callers, name), []).append(got)
                     log(f"  {number + 1} {self._workload} {callers:3} {name:22} {described(got)}")
@@ -112,7 +106,7 @@ class Turns:
         try:
             return self._running[name].cell(number, callers, self._window, self._warm)
         except FailedError as error:
-            self._failures[name] = FAILURES
+            self._lost.add(name)
             return Round(number, 0.0, 0.0, 0.0, faults=1, error=str(error))
 
 
@@ -128,7 +122,6 @@ def run(options: Options) -> list[Found]:
     out: set[str] = set()  # who did not start once
     burn = iterations_per_ms()
     os.environ["BENCH_BURN"] = str(burn)  # for the model beside
-    window, warm = options.window * SHARE_OF_WINDOW, options.warm * SHARE_OF_WINDOW
     for workload in chosen_workloads(options.cells):
         log(f"  {workload}: {WORKLOADS[workload].title}")
         contenders: list[Measured] = [
@@ -137,8 +130,9 @@ def run(options: Options) -> list[Found]:
             if takes_part(peer, workload) and peer.name not in out
         ]
         with started([*contenders, *beside(workload)]) as running:
-            out |= {contender.name for contender in contenders} - set(running)
-            turns = Turns(workload, running, window, warm)
+            out |= {contender.name for contender in contenders if contender not in running}
+            share = SHARE_OF_WINDOW * WORKLOADS[workload].lasts
+            turns = Turns(workload, running, options.window * share, options.warm * share)
             for number in range(options.rounds):
                 turns.round(number)
         for (callers, who), rounds in turns.rounds.items():

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from benchmarks.measure import Goal, Round, Row, Sample, judge, quiet
-from benchmarks.peers.beside import COPY, MODEL, PIPE
-from benchmarks.peers.roster import ALONE, HERE, OURS, PEERS, PROCESS
+from benchmarks.peers.beside import CALLERS, COPY, MODEL, PIPE
+from benchmarks.peers.roster import HERE, OURS, PEERS, PROCESS
 
 Key = tuple[str, int, str]
 Results = dict[Key, list[Round]]
@@ -113,7 +113,7 @@ def judged(results: Results) -> list[Row]:
             )
             on.against(2, ("b", callers, who), same, Goal(times=1.0))
     for callers in (8, 32, 64):
-        on.against(2, ("e", callers, THREADS), (ALONE,), Goal(times=0.94))
+        on.against(2, ("e", callers, THREADS), (CALLERS,), Goal(times=0.94))
     for callers, times in ((8, 1.5), (32, 1.25)):
         on.against(2, ("e2", callers, THREADS), IN, Goal(times=times))
     for callers in (8, 32, 64):

@@ -86,8 +86,6 @@ PEERS = (
     Peer("batched, threads", "batched_threads", "batched", wait=1),
     Peer("batched, tasks", "batched_tasks", "batched", how="tasks", wait=1),
     Peer("a lock", "lock", batches=False, note="the model in process, one caller at a time"),
-    Peer("callers alone", "nothing", batches=False, connects=True, note="no model: what the callers themselves cost"),
 )
 BY_NAME = {peer.name: peer for peer in PEERS}
 OURS = ("ours, threads", "ours, tasks")
-ALONE = "callers alone"

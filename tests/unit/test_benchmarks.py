@@ -187,13 +187,12 @@ def test_every_peer_has_an_adapter_and_a_known_environment() -> None:
         assert (folder / f"{peer.adapter}.py").exists(), peer.name
         assert not peer.environment or peer.environment in roster.ENVIRONMENTS
         assert peer.how in ("threads", "tasks")
-    assert set(roster.OURS) | {roster.ALONE} <= set(roster.BY_NAME)
+    assert set(roster.OURS) <= set(roster.BY_NAME)
 
 
 def test_only_who_can_share_a_model_between_processes_takes_part_where_callers_are_spread() -> None:
     assert [peer.name for peer in roster.PEERS if takes_part(peer, "f")][:2] == list(roster.OURS)
     assert not takes_part(roster.BY_NAME["a lock"], "f")
-    assert takes_part(roster.BY_NAME[roster.ALONE], "f2") and not takes_part(roster.BY_NAME[roster.ALONE], "a")
 
 
 def test_answers_of_several_processes_are_one_round() -> None:
