@@ -196,7 +196,7 @@ def test_only_tensors_names_a_framework() -> None:
     assert {module for module, _ in named} <= {f"{PACKAGE}.tensors"}, named
 
 
-def test_the_supervisor_loads_no_numpy() -> None:
+def test_the_supervisor_loads_neither_numpy_nor_what_could_unpickle() -> None:
     early = [found for found in IMPORTS if not found.within_function]
     reached, todo = set(), [f"{PACKAGE}.supervisor"]
     while todo:
@@ -205,7 +205,10 @@ def test_the_supervisor_loads_no_numpy() -> None:
             reached.add(module)
             todo += [found.imported for found in early if found.importer == module]
     assert f"{PACKAGE}.supervisor" in FILES
-    assert not reached & {"numpy", "cloudpickle"}, sorted(name for name in reached if name.startswith(PACKAGE))
+    assert not reached & {"numpy", "cloudpickle", "pickle"}, sorted(
+        name for name in reached if name.startswith(PACKAGE)
+    )
+    assert run(f"import sys, {PACKAGE}.supervisor; print({{'numpy', 'pickle'}} & set(sys.modules))") == "set()\n"
 
 
 def run(code: str) -> str:
