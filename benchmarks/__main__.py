@@ -24,7 +24,7 @@ EXTRA = {
     "ahead": "large requests copied into the open batch while it waits, and all at once when it is cut",
     "floors": "what the machine allows: pipe round trip, memcpy",
     "policy": "when batches are cut: our rule beside fixed delays (about five minutes; draws the figure of the docs)",
-    "peers": "us beside our peers, on the same work (about 40 minutes; --quick 15)",
+    "peers": "us beside our peers, on the same work (about 40 minutes; with --quick 15)",
     "scale": "cost of a request with more client processes, more workers, more requests waiting",
     "page": "writes docs/benchmarks.md and its figures anew from docs/benchmarks.json",
     "profile": "where the time of one request goes, caller's side and worker's side",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Cell
+from benchmarks.peers.roster import BY_NAME
 from benchmarks.workloads import WORKLOADS
 
 
@@ -32,6 +33,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "5 ms": {"color": "#dd8452", "linestyle": "-."},
     "ours": {"color": "#c44e52", "linestyle": "-", "linewidth": 2.2},
 }
+BESIDE = {"color": "#404040", "linewidth": 1.2, "linestyle": ":"}
 OURS = {"color": "#c44e52", "linewidth": 2.4, "zorder": 5}
 
 
@@ -45,7 +47,9 @@ def drawn(path: str, rows: int, columns: int, width: float, height: float) -> It
     """Axes to draw on; an SVG without a time stamp, so that the same curves are the same file."""
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "benchmarks", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "benchmarks", "svg.fonttype": "none", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
+    )
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
     yield figure, [one for row in axes for one in row]
@@ -78,11 +82,12 @@ def draw(curves: Curves, path: str) -> None:
 def draw_peers(cells: Sequence[Cell], workloads: Sequence[str], callers: Sequence[int], path: str) -> None:
     """Requests per second over callers, everyone on one workload in one part of the figure."""
     columns = 3 if len(workloads) > 4 else 2
-    rows = -(-len(workloads) // columns)
     names = list(dict.fromkeys(cell.who for cell in cells))
+    rows = -(-len(workloads) // columns)
     colours = importlib.import_module("matplotlib").colormaps["tab20"]
     styles: dict[str, dict[str, Any]] = {
-        name: {"color": colours(index % 20), "linewidth": 1.0} for index, name in enumerate(names)
+        name: {"color": colours(index % 20), "linewidth": 1.0} if name in BY_NAME else BESIDE
+        for index, name in enumerate(names)
     }
     for name in names:
         if name.startswith("ours"):
@@ -97,7 +102,7 @@ def draw_peers(cells: Sequence[Cell], workloads: Sequence[str], callers: Sequenc
                     handles[name] = axes.plot(
                         shown, [found[number] for number in shown], marker="o", markersize=3, **styles[name]
                     )[0]
-            over_callers(axes, callers, f"({workload}) {WORKLOADS[workload].title.split(',')[0]}")
+            over_callers(axes, callers, f"({workload}) {WORKLOADS[workload].name}")
             axes.set_yscale("log")
         for axes in parts[len(workloads) :]:
             axes.set_axis_off()

@@ -81,6 +81,8 @@ def right(answer: Any, shape: tuple[int, ...], value: int) -> bool:
 
 @dataclass(frozen=True)
 class Workload:
+    name: str
+    """In a word or two, for figures."""
     title: str
     work: Work
     burns: bool = False
@@ -98,15 +100,19 @@ def _rows(*shape: int, answer: tuple[int, ...] | None = None) -> Rows:
 
 
 WORKLOADS = {
-    "a": Workload("[1,16] float32, a model without cost", _rows(16)),
-    "b": Workload("[1,256], a model that takes 2 ms + 20 us a row", _rows(256)),
-    "c": Workload("a 600 KB image in, 4 KB out", _rows(3, 224, 224, answer=(1000,))),
-    "d": Workload("4 MiB in, 4 MiB out", _rows(1 << 20), lasts=2),
-    "e": Workload("as (b), each caller burns 1 ms of pure Python a request", _rows(256), burns=True),
-    "e2": Workload("as (e), and the model holds the GIL for 4 ms a batch", _rows(256), burns=True),
-    "f": Workload("as (b), callers spread over 4 processes", _rows(256), processes=4),
-    "f2": Workload("as (e), callers spread over 4 processes and all cores", _rows(256), True, 4, spread=True),
-    "g": Workload("token pairs of length 4-128, 2 ms + 0.3 us a token, padding included", Tokens()),
+    "a": Workload("no cost", "[1,16] float32, a model without cost", _rows(16)),
+    "b": Workload("2 ms", "[1,256], a model that takes 2 ms + 20 us a row", _rows(256)),
+    "c": Workload("600 KB in", "a 600 KB image in, 4 KB out", _rows(3, 224, 224, answer=(1000,))),
+    "d": Workload("4 MiB both ways", "4 MiB in, 4 MiB out", _rows(1 << 20), lasts=2),
+    "e": Workload("busy callers", "as (b), each caller burns 1 ms of pure Python a request", _rows(256), burns=True),
+    "e2": Workload(
+        "busy callers and model", "as (e), and the model holds the GIL for 4 ms a batch", _rows(256), burns=True
+    ),
+    "f": Workload("4 processes", "as (b), callers spread over 4 processes", _rows(256), processes=4),
+    "f2": Workload(
+        "4 processes, busy", "as (e), callers spread over 4 processes and all cores", _rows(256), True, 4, spread=True
+    ),
+    "g": Workload("mixed lengths", "token pairs of length 4-128, 2 ms + 0.3 us a token, padding included", Tokens()),
 }
 
 
