@@ -25,7 +25,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
-LADDER = tuple(25e-6 * 2**step for step in range(11))  # the deltas: 25 us .. 25.6 ms
+LADDER = tuple(50e-6 * 2 ** (step / 2) for step in range(19))  # the deltas: 50 us, 71 us, 100 us .. 25.6 ms
 LEAST_FIXED_COST = 50e-6  # below it no wait that the kernel can time is short enough to gain
 MEMORY = 0.95  # how much of what was learned about costs is kept from batch to batch
 LEARNING_INTERVAL = 1e-3  # at the least; with shorter batches learning would cost more than it gains
@@ -161,11 +161,12 @@ class Returning:
         coming = self._share[-1] * replied - back
         if coming <= LEAST_EXPECTED:
             return 0.0
-        elapsed, passed, best, best_wait = now - window.completion, 0.0, 0.0, 0.0
-        for share, delta in zip(self._share, LADDER):
-            if delta <= elapsed:
-                passed = share
-                continue
+        elapsed, best, best_wait = now - window.completion, 0.0, 0.0
+        ahead = bisect.bisect_right(LADDER, elapsed)
+        passed = self._share[ahead - 1] if ahead else 0.0
+        for share, delta in zip(self._share[ahead:], LADDER[ahead:]):
+            if coming * fixed <= (queue.count + coming) * (delta - elapsed):
+                break  # no longer wait gains anything, whoever comes
             if share <= passed:
                 continue
             # Who is not back by now, though most used to be, will not come any more than the others came later.

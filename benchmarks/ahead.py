@@ -18,8 +18,10 @@ from benchmarks.measure import Goal, Row, Sample, judge
 from benchmarks.options import Options
 from benchmarks.report import log
 from benchmarks.transport import processes
+from benchmarks.workloads import Rows
 
-SHAPE = (1, 3 * 224 * 224)  # 588 KiB as float32
+PIXELS = 3 * 224 * 224
+IMAGES = Rows((1, PIXELS), (1, 2))  # 588 KiB each, of which the first and the last value come back
 MAX_BATCH = 64
 SECONDS, CALLERS = (2e-3, 20e-3), (1, 8, 32)
 
@@ -32,7 +34,7 @@ class Classifies:
 
     def predict_batch(self, x: Any) -> Any:
         time.sleep(self._seconds)
-        return x[:, :: SHAPE[1] - 1].copy()
+        return x[:, :: PIXELS - 1].copy()
 
 
 class AllAtOnce(ConcatBatcher):
@@ -43,20 +45,6 @@ class AllAtOnce(ConcatBatcher):
 
     def batch(self, requests: list[Any]) -> tuple[Any, Any]:
         return super().batch(requests)
-
-
-class Images:
-    """A host whose right answers are given as `load` wants them: as they were sent."""
-
-    def __init__(self, host: ModelHost) -> None:
-        self._host = host
-
-    def predict(self, x: Any) -> Any:
-        answer = self._host.predict(x)
-        return x if answer.tolist() == [[x.item(0), x.item(-1)]] else answer
-
-    async def apredict(self, x: Any) -> Any:
-        raise NotImplementedError
 
 
 def run(options: Options) -> list[Row]:
@@ -70,7 +58,15 @@ def run(options: Options) -> list[Row]:
             ]
             pids = (os.getpid(), *(pid for host in hosts for pid in processes(host)))
             for callers in CALLERS:
-                rows.append(compare(f"{callers} threads, {seconds * 1e3:g} ms", callers, hosts, pids, options))
+                rows.append(
+                    compare(
+                        f"{callers} thread{'s' * (callers > 1)}, model of {seconds * 1e3:g} ms",
+                        callers,
+                        hosts,
+                        pids,
+                        options,
+                    )
+                )
     return rows
 
 
@@ -79,7 +75,7 @@ def compare(title: str, callers: int, hosts: list[ModelHost], pids: tuple[int, .
     for number in range(options.rounds):
         done = {}
         for host in hosts if number % 2 else reversed(hosts):
-            done[host] = load.threads(Images(host), callers, SHAPE, options.window, options.warm, pids)
+            done[host] = load.threads(host, load.Plan(callers, IMAGES, options.window, options.warm, pids))
         ours, floor = (done[host] for host in hosts)
         samples.append(Sample(ours.rate, floor.rate, max(ours.foreign, floor.foreign)))
         faults += ours.faults + floor.faults

@@ -2,7 +2,8 @@
 
 A batch of n costs `fixed + n * per_item` seconds, give or take 5 %. In a closed loop each of `callers` sends, waits for
 its answer, thinks, and sends again; in an open loop requests come at random at `rate`. What arrives while the model
-runs is told to the policy after the batch has completed, as in the worker, which does one thing at a time.
+runs is told to the policy after the batch has completed, as in the worker, which does one thing at a time. With
+`on_the_way`, one process does something for each request on its way back and forth, and so for one after the other.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Load:
     fixed: float = 2e-3
     per_item: float = 20e-6
     max_batch: int = 64
+    on_the_way: float = 0.0
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Simulation:
         self._free_since = 0.0
         self._timer = self._serial = 0
         self._surplus = 0  # callers that leave
+        self._callers_free = 0.0  # when their process has nothing left to do
         self.outcome = Outcome(0.0)
         for _ in range(load.callers):
             self._at(self._random.random() * 1e-3, self._arrive)
@@ -135,5 +138,6 @@ class Simulation:
                 self._surplus -= 1
             elif self.load.callers:
                 think = self._random.expovariate(1 / self.load.think) if self.load.think else 0.0
-                self._at(self.now + TURNAROUND * self._random.uniform(0.5, 2) + think, self._arrive)
+                self._callers_free = max(self.now, self._callers_free) + self.load.on_the_way
+                self._at(self._callers_free + TURNAROUND * self._random.uniform(0.5, 2) + think, self._arrive)
         self._consider()

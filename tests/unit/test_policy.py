@@ -269,6 +269,21 @@ def test_a_closed_loop_is_as_fast_as_with_the_best_fixed_delay(callers: int, thi
     assert Simulation(Returning(), load).run(seconds).throughput >= 0.95 * best
 
 
+@pytest.mark.parametrize("callers", [2, 8, 32])
+@pytest.mark.parametrize("on_the_way", [20e-6, 50e-6])
+def test_a_closed_loop_that_costs_time_on_the_way_is_as_fast_as_full_batches_can_be(
+    callers: int, on_the_way: float
+) -> None:
+    """A batch of n of N callers takes A + B n, and then (2 n - N) times the time on the way until n are there again: as
+    long as A is larger than N times that, nothing is quicker than to wait for all."""
+    load = Load(callers=callers, fixed=A, per_item=B, on_the_way=on_the_way)
+    assert A > callers * on_the_way
+    fastest = callers / (A + B * callers + on_the_way * callers)
+    simulation = Simulation(Returning(), load)
+    simulation.run(0.5)
+    assert simulation.run(2.0).throughput > 0.93 * fastest
+
+
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8, 0.95])
 def test_an_open_loop_has_the_latency_of_the_best_fixed_delay(share: float) -> None:
     load = Load(rate=share * 64 / (A + B * 64), fixed=A, per_item=B)
