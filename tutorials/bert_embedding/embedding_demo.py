@@ -58,7 +58,7 @@ class Served:
 
     def measure(self, inputs: Sequence[np.ndarray], callers: int, progress: Progress, title: str) -> Cell:
         """Sends all inputs once, after some that are not counted."""
-        warmup = inputs[: 2 * callers]
+        warmup = inputs[:callers]
         tokens = sum(ids.size for ids in inputs)
         self._sent += sum(ids.size for ids in warmup)
         closed_loop(self.ask, warmup, callers)
@@ -132,9 +132,10 @@ def gain(cells: Cells) -> float:
 
 
 def largest_difference(groups: Sequence[Cells]) -> float:
-    """Between the embeddings of one sentence in different ways and with different numbers of callers."""
+    """Between the embeddings of one sentence in different ways and with different numbers of callers; NaN if there is
+    one anywhere."""
     reference = groups[0]["unbatched"].embeddings
-    return max(float(np.abs(cell.embeddings - reference).max()) for ways in groups for cell in ways.values())
+    return float(np.max([np.abs(cell.embeddings - reference) for ways in groups for cell in ways.values()]))
 
 
 def print_nearest(console: Console, sentences: Sequence[str], embeddings: np.ndarray) -> None:
