@@ -138,13 +138,13 @@ class Client:
 
     def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC)."""
-        encoded = codec.encode(args)
+        encoded = codec.encode_request(args)
         slot = self.room.slot(encoded.size) or self.room.wait_for_slot(encoded.size, deadline)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
         """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
-        encoded = codec.encode(args)
+        encoded = codec.encode_request(args)
         if encoded.size > most:
             return None
         slot = self.room.slot(encoded.size, grow=False)
@@ -152,7 +152,7 @@ class Client:
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when there is no room."""
-        encoded = codec.encode(args)
+        encoded = codec.encode_request(args)
         self.sweep()
         slot = self.room.slot(encoded.size)
         if slot is None:
@@ -475,18 +475,21 @@ class Client:
                 self._changed.wait(remaining)
         return True
 
-    def close(self, drain: bool = True) -> None:
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Takes no more requests, waits for the answers to those it took (`drain`) or fails them, leaves the host.
 
-        The wait has an end as every batch has: a worker that hangs is killed after batch_timeout, and then what is left
-        fails as well.
+        It waits for `timeout` seconds at most. Without one the wait has an end as every batch has: a worker that hangs
+        is killed after batch_timeout, and then what is left fails as well.
         """
         closed = HostClosedError("the host was stopped: start() it again to send more requests")
         with self._lock:
             if self._over is None:
                 self._over = closed
         try:
+            end = None if timeout is None else time.monotonic() + timeout
             while drain and any(not slot.done and not slot.abandoned for slot in list(self._outstanding.values())):
+                if end is not None and time.monotonic() > end:
+                    break
                 with self._changed:
                     self._changed.wait(0.005)
         finally:

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError
 from batch_inference.options import CLIENT_OPTIONS, Options, check_seconds, in_worker, worker_environment
@@ -139,12 +139,13 @@ class ModelHost:
             self._take_when_ready(self._open())
             self._started = True
 
-    def stop(self, drain: bool = True) -> None:
+    def stop(self, drain: bool = True, timeout: float | None = None) -> None:
         """Refuses new requests, answers those that were accepted, and ends the workers. Does nothing when not started.
 
-        With `drain=False` requests that have no answer yet fail with HostClosedError. Interrupted by Ctrl-C while it
-        waits for answers, it ends at once in the same way. It waits as long as batches are served: a model that hangs
-        is killed after `batch_timeout`, and then the requests that are left fail with HostClosedError.
+        With `drain=False`, or after `timeout` seconds, requests that have no answer yet fail with HostClosedError.
+        Interrupted by Ctrl-C while it waits for answers, it ends at once in the same way. It waits as long as batches
+        are served: a model that hangs is killed after `batch_timeout`, and then the requests that are left fail with
+        HostClosedError.
         """
         with self._lock:
             if not self._started:
@@ -158,7 +159,7 @@ class ModelHost:
                 self._finalizer = None
             if client is not None:
                 self._last = client.link.statistics()
-                close(client, parts, drain)
+                close(client, parts, drain, timeout)
 
     async def astart(self) -> None:
         """`start`, without blocking the event loop."""
@@ -166,11 +167,11 @@ class ModelHost:
 
         await asyncio.to_thread(self.start)
 
-    async def astop(self, drain: bool = True) -> None:
+    async def astop(self, drain: bool = True, timeout: float | None = None) -> None:
         """`stop`, without blocking the event loop."""
         import asyncio
 
-        await asyncio.to_thread(self.stop, drain)
+        await asyncio.to_thread(self.stop, drain, timeout)
 
     def __enter__(self) -> ModelHost:
         self.start()
@@ -190,7 +191,7 @@ class ModelHost:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def predict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True) -> Any:
+    def predict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True, **named: NoReturn) -> Any:
         """Sends one request and waits for its result; from any number of threads.
 
         Args:
@@ -203,14 +204,17 @@ class ModelHost:
             RequestTimeoutError: no result within `timeout`.
             WorkerDiedError: the worker died twice while it ran this request alone, or the host has given up.
             HostClosedError: the host is not started (a RuntimeError).
+            TypeError: an argument was given by name, or cannot be sent to another process.
             Exception: whatever the model raised, with the worker's traceback as its cause.
         """
+        if named:
+            raise by_position("predict", named)
         client = self._client
         if client is None:
             client = self._join_again()
         return client.predict(args, self._timeout(timeout), block)
 
-    def submit(self, *args: Any, timeout: float | None = _UNSET) -> Future[Any]:
+    def submit(self, *args: Any, timeout: float | None = _UNSET, **named: NoReturn) -> Future[Any]:
         """Sends one request; the future holds its result or its error. Never blocks.
 
         Callbacks of the future run in a thread that completes all futures of the host: they should be short.
@@ -219,14 +223,18 @@ class ModelHost:
             OverloadedError: `max_pending` requests are pending, or the shared memory is full.
             HostClosedError: the host is not started (a RuntimeError).
         """
+        if named:
+            raise by_position("submit", named)
         client = self._client or self._join_again()
         futures = self._futures
         if futures is None:
             futures = self._make_futures(client)
         return futures.submit(args, self._timeout(timeout))
 
-    async def apredict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True) -> Any:
+    async def apredict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True, **named: NoReturn) -> Any:
         """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
+        if named:
+            raise by_position("apredict", named)
         client = self._client
         if client is None:
             if self._joins is not None:
@@ -468,10 +476,18 @@ class ModelHost:
             return self._loops
 
 
-def close(client: Client, parts: dict[str, Any], drain: bool = True) -> None:
+def by_position(method: str, named: dict[str, Any]) -> TypeError:
+    names = ", ".join(named)
+    return TypeError(
+        f"{method}() takes the model's arguments by position, got {names} by name: write host.{method}({names}), or "
+        "send a dict as one argument"
+    )
+
+
+def close(client: Client, parts: dict[str, Any], drain: bool = True, timeout: float | None = None) -> None:
     """Ends a client with what hangs on it."""
     try:
-        client.close(drain)
+        client.close(drain, timeout)
     finally:
         for part in parts.values():
             part.close()

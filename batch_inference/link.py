@@ -10,6 +10,7 @@ elsewhere, and elects another.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import threading
@@ -431,6 +432,12 @@ def death_of(message: Message) -> Death:
     return Death(**{name: message[name] for name in ("worker", "incarnation", "cause", "output", "code", "ours")})
 
 
+def exception_text(traceback: str) -> str:
+    """What a traceback says below its frames: the exception, with all lines of its message."""
+    lines = traceback.rpartition("Traceback (most recent call last):")[2].strip("\n").splitlines()
+    return "\n".join(itertools.dropwhile(lambda line: line.startswith(" "), lines))
+
+
 def failure(message: Message) -> BatchInferenceError:
     """The error that a supervisor's last words amount to."""
     output = f"\nThe last it printed:\n{message['output']}" if message["output"].strip() else ""
@@ -441,8 +448,8 @@ def failure(message: Message) -> BatchInferenceError:
             f"loading the model in its worker process {how}{output if not message['traceback'] else ''}"
         )
         if message["traceback"]:
-            last = message["traceback"].strip().splitlines()[-1]
-            error = ModelLoadError(f"loading the model in its worker process raised {last}\n\n{message['traceback']}")
+            raised = exception_text(message["traceback"])
+            error = ModelLoadError(f"loading the model in its worker process raised {raised}")
             error.__cause__ = RemoteTraceback(message["traceback"])
         return error
     return WorkerDiedError(

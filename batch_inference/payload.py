@@ -7,11 +7,14 @@ script is not run again in the worker.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from batch_inference.errors import ConfigError
@@ -122,10 +125,8 @@ def load(fd: int) -> Recipe:
 
 def dump(recipe: Recipe) -> bytes:
     """Pickles a recipe. ConfigError that names what in it cannot travel."""
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps(recipe, protocol=5))
+        return _pickled(recipe)
     except Exception as error:
         culprits = {"the model class": recipe.model_cls, "model_obj": recipe.model_obj}
         culprits |= {f"model argument {index}": value for index, value in enumerate(recipe.args)}
@@ -136,6 +137,28 @@ def dump(recipe: Recipe) -> bytes:
             "Create such things in the model's __init__, which runs in the worker, or move the class to a module, "
             "which the worker imports"
         ) from error
+
+
+def _pickled(recipe: Recipe) -> bytes:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """cloudpickle, which says "<dynamic-code>" where it was written, with the file: tracebacks then show lines."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, CodeType):
+                make, args = self.dispatch_table[CodeType](obj)[:2]
+                return code_from_file, (make, args, obj.co_filename)
+            return super().reducer_override(obj)
+
+    stream = io.BytesIO()
+    Pickler(stream, protocol=5).dump(recipe)
+    return stream.getvalue()
+
+
+def code_from_file(make: Callable[..., CodeType], args: tuple[Any, ...], filename: str) -> CodeType:
+    """What a function's code is unpickled with."""
+    return make(*args).replace(co_filename=filename)
 
 
 def _blame(culprits: dict[str, Any]) -> str:

@@ -78,9 +78,11 @@ def row_count(request: Any) -> int:
     """The rows of the request's first tensor."""
     tensor = first_tensor(request)
     if tensor is None:
+        sent = ", ".join(map(name_of, request)) if request else "no arguments"
         raise BatcherError(
-            "the request holds no tensor, so it has no rows to batch: send at least one numpy array or torch tensor "
-            "with a batch dimension, or use ListBatcher"
+            f"the request holds no tensor, so it has no rows to batch; it was {sent}. Send at least one numpy array or "
+            "torch tensor with a batch dimension, such as np.asarray(x)[None]; or use batcher=ListBatcher(), whose "
+            "model gets a list with one entry per request"
         )
     if not tensor.shape:
         raise zero_dimensional()
@@ -234,7 +236,8 @@ def wrong_rows(expected: int, got: str, path: Path) -> BatcherError:
     return BatcherError(
         f"{place('output', path)} of predict_batch must have {expected} rows, as many as the batch that went in: got "
         f"{got}. Return a tensor, or a tuple, list or dict of tensors, whose first dimension is the batch; or a list "
-        "with one item per row (tensors of different lengths: each in a tuple of its own)"
+        "with one item per row (tensors of different lengths: each in a tuple of its own). If a request was sent "
+        "without a batch dimension, its first dimension was taken for it: send x[None]"
     )
 
 

@@ -190,6 +190,23 @@ def encode(value: Any) -> Encoded:
     return layout.encode(leaves)
 
 
+def encode_request(args: tuple[Any, ...]) -> Encoded:
+    """`encode` for the arguments of a request; TypeError that names the one that cannot travel."""
+    try:
+        return encode(args)
+    except Exception as error:
+        for index, argument in enumerate(args):
+            try:
+                encode(argument)
+            except Exception:
+                raise TypeError(
+                    f"argument {index} of the request, of type {type(argument).__name__}, cannot be sent to the worker "
+                    f"process: {error}. Send numpy arrays, tensors or other things that pickle; what the model always "
+                    "needs is made in its __init__"
+                ) from error
+        raise
+
+
 def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> Any:
     """The value whose `length` bytes start at `offset`.
 

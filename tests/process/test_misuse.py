@@ -1,5 +1,8 @@
 """What newcomers do wrong is answered by a message that says what to do instead."""
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,42 @@ def test_connecting_to_nobody_names_the_host(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(HostClosedError, match="no host named 'nobody'"):
         connect("nobody")
+
+
+@pytest.fixture(scope="module")
+def doubles() -> Iterator[ModelHost]:
+    with ModelHost(Doubles, num_workers=0)() as host:
+        yield host
+
+
+def test_an_argument_by_name_is_told_to_come_by_position(doubles: ModelHost) -> None:
+    with pytest.raises(TypeError, match=r"predict\(\) takes .* by position, got x by name: write host.predict\(x\)"):
+        doubles.predict(x=request(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"write host.submit\(x\)"):
+        doubles.submit(x=request(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"write host.apredict\(x\)"):
+        asyncio.run(doubles.apredict(x=request(1)))  # type: ignore[arg-type]
+
+
+def test_an_argument_that_cannot_travel_is_named(doubles: ModelHost) -> None:
+    with pytest.raises(TypeError, match="argument 1 of the request, of type dict, .*lock") as caught:
+        doubles.predict(request(1), {"lock": threading.Lock()})
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(("sent", "named"), [(([1, 2],), "a list"), (("text",), "a str"), ((), "no arguments")])
+def test_a_request_without_a_tensor_is_told_what_to_send(doubles: ModelHost, sent: Any, named: str) -> None:
+    with pytest.raises(BatcherError, match=rf"it was {named}\. .*np\.asarray\(x\)\[None\].*ListBatcher"):
+        doubles.predict(*sent)
+
+
+def test_a_request_without_a_batch_dimension_is_told_of_it() -> None:
+    class Sums:
+        def predict_batch(self, x: Any) -> Any:
+            return x.sum(axis=-1)
+
+    with ModelHost(Sums, num_workers=0) as host, pytest.raises(BatcherError, match=r"send x\[None\]"):
+        host.predict(np.ones(4))
 
 
 class Careless(Batcher):

@@ -379,6 +379,25 @@ def test_a_fixed_delay_is_kept() -> None:
 # --- stop -------------------------------------------------------------------------------------------------------------
 
 
+def test_stop_with_a_timeout_answers_what_it_can_and_fails_what_has_no_answer_by_then(gate: Gate) -> None:
+    host = ModelHost(Gated)(gate.folder)
+    host.start()
+    with ThreadPoolExecutor(1) as pool:
+        futures = gate.block(host)
+        stopping = pool.submit(host.stop, timeout=0.2)
+        assert [type(future.exception(30)) for future in futures] == [HostClosedError] * len(futures)
+        stopping.result(30)
+
+
+def test_stop_with_a_timeout_answers_what_is_answered_in_time(gate: Gate) -> None:
+    gate.open()
+    host = ModelHost(Gated)(gate.folder)
+    host.start()
+    answered = host.submit(request(5))
+    host.stop(timeout=SECONDS)
+    check(answered.result(30), 5)
+
+
 def test_stop_without_draining_fails_what_waits_and_what_runs(gate: Gate) -> None:
     async def one() -> Any:
         return await host.apredict(request(2))

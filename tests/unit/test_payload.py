@@ -49,6 +49,22 @@ def test_settings_that_are_no_json_leave_no_descriptor_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_what_travels_by_value_keeps_the_name_of_its_file() -> None:
+    def outer() -> Any:
+        def inner() -> None: ...
+
+        return inner
+
+    fd = payload.pack({}, payload.dump(recipe(args=(outer,))))
+    try:
+        travelled = payload.load(fd).args[0]
+    finally:
+        os.close(fd)
+    for code, own in (travelled.__code__, outer.__code__), (travelled().__code__, outer().__code__):
+        assert code is not own
+        assert (code.co_filename, code.co_firstlineno) == (__file__, own.co_firstlineno)
+
+
 def test_a_recipe_builds_its_model_after_the_journey() -> None:
     for made in recipe(args=(3,), kwargs={"offset": 1}), recipe(None, Model(3, offset=1)):
         fd = payload.pack({}, payload.dump(made))
