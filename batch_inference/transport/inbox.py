@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from batch_inference.errors import TransportError
@@ -25,6 +25,7 @@ from batch_inference.transport.channel import (
 from batch_inference.transport.handshake import Connection, close_all
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import (
+    CLIENT,
     DESCRIPTOR,
     DONE_AT,
     DONE_GEN,
@@ -214,15 +215,16 @@ class RemoteInbox:
 
     def _open_waiting(self, data: bytes, opened: list[Incoming]) -> None:
         """Opens the requests whose descriptors were read from the pipe."""
-        broken = len(data) % DESCRIPTOR.size
-        if not self._open(DESCRIPTOR.iter_unpack(data[:-broken] if broken else data), opened) and not broken:
-            return
-        # Somebody wrote what is no descriptor, so that those of others may lie between the places where they should.
-        descriptors = [DESCRIPTOR.unpack_from(data, at) for at in range(len(data) - DESCRIPTOR.size + 1)]
-        misplaced = [descriptor for at, descriptor in enumerate(descriptors) if at % DESCRIPTOR.size]
-        parked, self._parked = self._parked, []
-        self._open([descriptor for descriptor in misplaced if descriptor[0] in self._peers], opened)
-        self._parked = parked
+        size, before = DESCRIPTOR.size, len(opened)
+        self._open(DESCRIPTOR.iter_unpack(data[: len(data) // size * size]), opened)
+        if (len(opened) - before) * size != len(data):
+            # Some are early or late, or somebody wrote what is no descriptor: then those of others may lie between the
+            # places where they should.
+            places = sorted(place for client in self._peers for place in occurrences(CLIENT.pack(client), data))
+            misplaced = [place for place in places if place % size and place + size <= len(data)]
+            parked, self._parked = self._parked, []
+            self._open([DESCRIPTOR.unpack_from(data, place) for place in misplaced], opened)
+            self._parked = parked
 
     def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
         """Waits for commands, requests, and room for what did not fit: with poll, as select knows no large numbers."""
@@ -236,16 +238,12 @@ class RemoteInbox:
             self.flush()
         return bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT), self._pipe in ready
 
-    def _open(self, descriptors: Iterable[Descriptor], opened: list[Incoming]) -> bool:
-        """Adds the requests in slots that are here; descriptors whose memory or channel has yet to come are parked.
-
-        Returns whether some were none: nothing arrives from the future.
-        """
-        nonsense, now = False, time.monotonic_ns()
+    def _open(self, descriptors: Iterable[Descriptor], opened: list[Incoming]) -> None:
+        """Adds the requests in slots that are here; descriptors whose memory or channel has yet to come are parked."""
+        now = time.monotonic_ns()
         for descriptor in descriptors:
             client, channel, number, unit, gen, arrived, _ = descriptor
             if not 0 < arrived <= now:
-                nonsense = True
                 continue
             try:
                 peer = self._peers[client]
@@ -257,7 +255,6 @@ class RemoteInbox:
             if unit < memory.units and memory.words[unit * WORDS_PER_UNIT + GEN] == gen:
                 opened.append(Incoming(self, peer, memory, far, descriptor))
         del self._parked[:-MAX_PARKED]
-        return nonsense
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         number, unit, gen, status = slot
@@ -360,6 +357,14 @@ class LocalInbox:
         for channel in self.posted:
             channel.flush()
         self.posted.clear()
+
+
+def occurrences(part: bytes, data: bytes) -> Iterator[int]:
+    """Where in `data` a `part` lies."""
+    place = data.find(part)
+    while place >= 0:
+        yield place
+        place = data.find(part, place + 1)
 
 
 def lowest(fd: int) -> int:

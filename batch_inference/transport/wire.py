@@ -42,6 +42,9 @@ OK, ERROR, DROPPED, RUNS_ALONE = 1, 2, 3, 4
 DESCRIPTOR = struct.Struct("=IHHIIqq")
 """client, channel, segment, unit (the slot's start / UNIT), gen, arrival (ns), deadline (ns; 0: none)"""
 
+CLIENT = struct.Struct("=I")
+"""The first field of a descriptor."""
+
 HEADER = struct.Struct("=6I5Q")
 """The whole slot header; a client writes it at once, with zeros for what is the worker's."""
 

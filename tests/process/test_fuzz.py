@@ -121,10 +121,11 @@ def test_a_burst_cut_short_in_the_middle_of_those_of_good_clients_loses_none(tmp
         client: Any = host._client
         rubbish = Rubbish(SEED, str(tmp_path / "unpickled"))
         intruder = Intruder(client.link.address, rubbish)
-        for number in range(50):
-            intruder.write(rubbish.bytes(31))
+        for number in range(64):
+            first = bytes(number % 32) if number < 32 else rubbish.random.randbytes(number % 32)
+            intruder.write(first)
             futures = [host.submit(value(number, index)) for index in range(5)]
-            intruder.write(rubbish.bytes(31))
+            intruder.write(bytes(32 - len(first)))  # all of it together are whole descriptors, those in between are not
             assert [future.result(timeout=20).tolist() for future in futures] == [
                 [[2 * number, 2 * index]] for index in range(5)
             ]
