@@ -150,12 +150,14 @@ class Intake:
 
     def requests(self, incoming: Incoming, limit: int, most: int) -> list[Request]:
         """The request that arrived, in parts if it is larger than a batch may be: `limit`, which was learned, or `most`
-        for one that cannot be divided by it. Calls hooks, which may raise."""
+        for one that cannot be divided by it. Runs code of callers and batchers, which may raise, or end the process."""
         batcher = self._batcher
-        args, layout = incoming.decode(batcher.borrows)
+        args, layout = incoming.decode(batcher.borrows, takes=True)
         known = None if layout is None else self._known.get(layout)
         if known is None:
+            incoming.take()
             known = ask(batcher, args)
+            incoming.rest()
             if layout is not None and self._remembers:
                 if len(self._known) >= REMEMBERED:
                     self._known.clear()
@@ -164,11 +166,14 @@ class Intake:
         if incoming.alone:
             kind = ALONE
         if size > limit:
+            incoming.take()
             try:
                 return self._parts(incoming, args, limit)
             except RequestTooLargeError:
                 if size > most:
                     return self._parts(incoming, args, most)
+            finally:
+                incoming.rest()
         return [Request(incoming, args, size, kind)]
 
     def _parts(self, incoming: Incoming, args: tuple[Any, ...], limit: int) -> list[Request]:

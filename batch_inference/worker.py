@@ -28,7 +28,6 @@ from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
 from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, own_copy, summary
 
 DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
-LONGEST_WAIT = 150.0  # seconds that waiting requests let pass without a sign of life
 WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
 
@@ -56,7 +55,7 @@ class Worker:
                 continue
             queue = self._waiting.oldest()
             limit = ONE if queue[0].kind is ALONE else self._limit()
-            pause = min(self._pause(queue, limit), LONGEST_WAIT)
+            pause = self._pause(queue, limit)
             if pause <= 0:
                 self._serve(self._waiting.cut(queue, limit, time.monotonic_ns()))
                 pause = 0.0

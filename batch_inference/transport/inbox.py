@@ -95,8 +95,11 @@ class Incoming:
         self._quad = quad = unit * QUADS_PER_UNIT
         self.alone = segment.quads[quad + TRIES] > 0  # a worker died under it: it must share no batch
 
-    def decode(self, lend: bool) -> tuple[tuple[Any, ...], codec.Layout | None]:
-        """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory."""
+    def decode(self, lend: bool, takes: bool = False) -> tuple[tuple[Any, ...], codec.Layout | None]:
+        """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory.
+
+        With `takes`, a request whose decoding runs code of others (unpickling) is marked as `take` does.
+        """
         segment = self._segment
         length = segment.quads[self._quad + LENGTH]
         start = self._unit * UNIT + HEADER_SIZE
@@ -104,6 +107,8 @@ class Incoming:
             raise TransportError("a request claims to reach beyond its segment: the slot was overwritten")
         layout = codec.layout_at(segment.memory, start, length)
         if layout is None:
+            if takes:
+                self.take()
             value = codec.decode(segment.memory, start, length)
         else:
             value = layout.decode(segment.memory, start, lend)
@@ -114,6 +119,15 @@ class Incoming:
     def unwanted(self, now: int) -> bool:
         """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
         return self._segment.words[self._word + GIVEN_UP] == self._gen or 0 < self.deadline < now or self.peer.gone
+
+    def take(self) -> None:
+        """Marks the request as the only one that the worker deals with, until `rest`: what dies now dies of it."""
+        self.start(time.monotonic_ns(), alone=True)
+
+    def rest(self) -> None:
+        """Marks a request that was taken as one that waits."""
+        words, word = self._segment.words, self._word
+        words[word + STARTED_GEN] = words[word + STATUS] = 0
 
     def start(self, now: int, alone: bool) -> None:
         """Marks the request as one that the model may see from `now` on (CLOCK_MONOTONIC in ns); `alone`: it only."""

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from batch_inference import ConfigError, HostClosedError, ModelHost, RequestTimeoutError, WorkerDiedError
+from batch_inference.policy import FixedDelay
 from batch_inference.testing import Doubles, wait_until
 from tests.process import faulty
 from tests.process.load import MANY, Load, kill, value, worker_pid
@@ -101,6 +102,13 @@ def test_a_worker_under_load_is_no_hang() -> None:
         threading.Event().wait(2.0)
         load.stop()
         load.assert_clean()
+        assert worker_pid(host) == pid
+
+
+def test_a_worker_that_waits_for_company_is_no_hang() -> None:
+    with ModelHost(Doubles, batch_timeout=0.5, policy=FixedDelay(2.0))() as host:
+        pid = worker_pid(host)
+        assert host.predict(value(1), timeout=30).tolist() == [[2]]
         assert worker_pid(host) == pid
 
 

@@ -117,14 +117,6 @@ def test_the_worker_gives_signs_of_life_with_each_look_and_around_each_attempt()
     assert all(request.done for request in sent)
 
 
-def test_waits_for_company_are_cut_into_pieces() -> None:
-    bench = Bench(Watched(), policy=FixedDelay(1e6))
-    bench.send_numbers(1)
-    bench.then(lambda: board.write_limits(bench.cells, {"max_delay": 0}))
-    bench.run()
-    assert max(wait for wait in bench.waits if wait) <= 150
-
-
 # --- rows that the model names ----------------------------------------------------------------------------------------
 
 
