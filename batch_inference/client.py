@@ -355,6 +355,12 @@ class Client:
         with self._changed:
             self._changed.notify_all()
 
+    def worker_retires(self, peer: Peer) -> None:
+        """A worker gets nothing more: it answers what it has."""
+        with self._lock:
+            if peer in self._ready:
+                self._ready.remove(peer)
+
     def worker_gone(self, peer: Peer, death: Death, retry: bool) -> list[list[Death]]:
         """A worker is dead: what it has not answered goes to another one, or waits for the next incarnation.
 

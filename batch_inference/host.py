@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from batch_inference.client import Client
     from batch_inference.futures import Futures
     from batch_inference.loops import Loops
+    from batch_inference.payload import Recipe
     from batch_inference.statistics import Statistics
 
 Model = TypeVar("Model", bound=type)
@@ -172,6 +173,42 @@ class ModelHost:
         import asyncio
 
         await asyncio.to_thread(self.stop, drain, timeout)
+
+    def reload(self, *args: Any, **kwargs: Any) -> None:
+        """Changes to a model that is built with these arguments, while the host serves; no request is lost.
+
+        Without arguments the present ones are used again, for a model that reads what has changed. The new model loads
+        beside the old one, in as many processes, so there must be memory for both. When all are ready, new requests go
+        to them, and the old ones end when they have answered what they have. Returns when the requests of this process
+        go to the new model; other processes of a named host follow at once. Later starts use these arguments too.
+
+        Raises:
+            ModelLoadError: the new model does not load, or another reload is under way. The old one goes on.
+            ConfigError: this process only joined the host and has no model to send, or the arguments cannot be sent.
+            HostClosedError: the host is not started (a RuntimeError).
+        """
+        client = self._client or self._join_again()
+        if self._model() is type(None):
+            raise ConfigError("this process joined the host without having its model: reload() where the class is")
+        if self._model_obj is not None and (args or kwargs):
+            raise ConfigError("the host was given an instance, which takes no arguments: give it a class to reload")
+        if not args and not kwargs:
+            args, kwargs = self._args, self._kwargs
+        link: Any = client.link
+        recipe = self._recipe(args, kwargs)
+        if self._options.worker_count:
+            from batch_inference import payload
+
+            link.reload(payload.surroundings() | {"reloaded": self._description(args, kwargs)}, payload.dump(recipe))
+        else:
+            link.reload(recipe)
+        self._args, self._kwargs = args, kwargs
+
+    async def areload(self, *args: Any, **kwargs: Any) -> None:
+        """`reload`, without blocking the event loop."""
+        import asyncio
+
+        await asyncio.to_thread(self.reload, *args, **kwargs)
 
     def __enter__(self) -> ModelHost:
         self.start()
@@ -374,24 +411,12 @@ class ModelHost:
         from batch_inference import payload
         from batch_inference.transport import handshake
 
-        options = self._options
-        assert options.batcher is not None and options.policy is not None
-        recipe = payload.Recipe(
-            model_cls=self._model_cls,
-            model_obj=self._model_obj,
-            args=self._args,
-            kwargs=self._kwargs,
-            batcher=options.batcher,
-            policy=copy.deepcopy(options.policy),
-            max_batch_size=options.max_batch_size,
-            isolate_errors=options.isolate_errors,
-            warmup=options.warmup,
-        )
+        options, recipe = self._options, self._recipe(self._args, self._kwargs)
         if not options.worker_count:
             return self._new_local_client(recipe)
         check_platform()
         address = handshake.named_address(options.name) if options.name else handshake.random_address()
-        description = self._description()
+        description = self._description(self._args, self._kwargs)
         settings = payload.surroundings() | {
             "python": sys.executable,
             "flags": subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
@@ -401,6 +426,8 @@ class ModelHost:
             "start_timeout": options.start_timeout,
             "batch_timeout": options.batch_timeout,
             "retry": options.retry,
+            "revision": 0,
+            "reloaded": None,
             "limits": options.limits(),
             "linger": options.linger if options.name else 0.0,
             "description": description,
@@ -408,13 +435,30 @@ class ModelHost:
         config = payload.pack(settings, payload.dump(recipe))
         return self._new_client(address, config, description)
 
-    def _description(self) -> dict[str, str]:
+    def _recipe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
+        from batch_inference.payload import Recipe
+
+        options = self._options
+        assert options.batcher is not None and options.policy is not None
+        return Recipe(
+            model_cls=self._model_cls,
+            model_obj=self._model_obj,
+            args=args,
+            kwargs=kwargs,
+            batcher=options.batcher,
+            policy=copy.deepcopy(options.policy),
+            max_batch_size=options.max_batch_size,
+            isolate_errors=options.isolate_errors,
+            warmup=options.warmup,
+        )
+
+    def _description(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
         """What another process of this name must fit; nobody else can find a host without a name."""
         if not self._options.name:
             return {}
         from batch_inference.description import describe
 
-        return describe(self._model_cls, self._model_obj, self._args, self._kwargs, self._options)
+        return describe(self._model_cls, self._model_obj, args, kwargs, self._options)
 
     def _model(self) -> type:
         """The model's class; NoneType where this process only joined a host."""

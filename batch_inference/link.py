@@ -68,9 +68,24 @@ class Events(Protocol):
     """What a link tells its client, from the monitor thread."""
 
     def worker_ready(self, peer: Any) -> None: ...
+    def worker_retires(self, peer: Any) -> None: ...
     def worker_gone(self, peer: Any, death: Death, retry: bool) -> list[list[Death]]: ...
     def host_failed(self, error: BatchInferenceError) -> None: ...
     def reply_elsewhere(self, key: int, gen: int, status: int, reply: Segment, size: int) -> None: ...
+
+
+class Reload:
+    """A change of model that this process has asked for. Takes over the descriptor of the new payload."""
+
+    def __init__(self, config: int) -> None:
+        self.config = config
+        self.done = threading.Event()
+        self.error: BatchInferenceError | None = None
+
+    def end(self, error: BatchInferenceError | None) -> None:
+        if not self.done.is_set():
+            self.error = error
+            self.done.set()
 
 
 class Link:
@@ -99,6 +114,7 @@ class Link:
         self.row = 0  # the board index of this client's first cell
         self.client_number = 0
         self.worker_count = 0
+        self._reload: Reload | None = None  # while it goes on
         self._elections: deque[float] = deque()
         self._closing = False
         self._failed = False
@@ -128,7 +144,34 @@ class Link:
             self._say({"type": "limits"}, [])
 
     def statistics(self) -> board.Statistics:
-        return board.read_board(self.cells, self.worker_count, self._supervisor_pid)
+        return board.read_board(self.cells, self._supervisor_pid)
+
+    def reload(self, changes: payload.Settings, content: bytes) -> None:
+        """Has the host change to another model: `content`, and `changes` to the settings that it is started with.
+
+        Returns when our requests go to the new model. ModelLoadError when it does not load, or the host cannot change
+        now.
+        """
+        with self._lock:
+            if self._reload is not None:
+                raise ModelLoadError("this process is changing the model already: try again when that has ended")
+            assert self.config is not None
+            settings = payload.read_settings(self.config)
+            changes = changes | {"revision": settings["revision"] + 1}
+            reload = self._reload = Reload(payload.pack(settings | changes, content))
+            self._say({"type": "reload"}, [reload.config])
+        try:
+            timeout = settings["start_timeout"] + JOIN_TIMEOUT  # the supervisor sees to the start_timeout
+            if not reload.done.wait(min(timeout, threading.TIMEOUT_MAX)):
+                raise ModelLoadError(
+                    f"nothing was heard of the new model for {timeout:.0f} s: is the machine overloaded?"
+                )
+        finally:
+            with self._lock:
+                self._reload = None
+                os.close(reload.config)
+        if reload.error is not None:
+            raise reload.error
 
     def announce_segment(self, number: int, new: Segment) -> None:
         """Hands a segment to the workers; they learn of it no later than of the first request in it."""
@@ -174,6 +217,7 @@ class Link:
         with self._lock:
             self._closing = True
             self._say({"type": "bye"}, [])
+        self._end_reload(HostClosedError("the host was stopped while its model was being changed"))
         os.eventfd_write(self._wake, 1)
         if self._monitor is not threading.current_thread() and self._monitor.is_alive():
             self._monitor.join(JOIN_TIMEOUT)
@@ -256,20 +300,39 @@ class Link:
             self._connection, self._supervisor = connection, supervisor
             self.cells = segment.attach(board_fd).quads
             board.write_limits(self.cells, self._limits)
-            if self.config is None:
-                self.config = config
-            else:
-                os.close(config)
+            newer = self._take_config(config)
             self.row = board.client_row(welcome["row"])
             self.client_number, self._supervisor_pid = welcome["client"], welcome["pid"]
             self.worker_count = welcome["workers"]
+            assert self.config is not None
             self._retry = payload.read_settings(self.config)["retry"]
             for shared in self._segments:
                 self._say({"type": "segment"}, [shared.fd])
             for kind, fd, _ in self._channels:
                 self._say({"type": "channels", "kind": kind}, [fd])
+            if self._reload is not None:  # the supervisor that was told is dead
+                self._say({"type": "reload"}, [self._reload.config])
+            elif newer is not None:  # the supervisor before this one knew it, whoever elected this one did not
+                self._say({"type": "reload"}, [newer])
             if self._closing:  # said while nobody listened
                 self._say({"type": "bye"}, [])
+
+    def _take_config(self, config: int) -> int | None:
+        """Keeps the payload of the host if it is newer than ours, else returns ours if that is newer."""
+        ours = self.config
+        theirs_at, ours_at = (-1 if fd is None else payload.read_settings(fd)["revision"] for fd in (config, ours))
+        if theirs_at > ours_at:
+            self.config = config
+            if ours is not None:
+                os.close(ours)
+            return None
+        os.close(config)
+        return ours if theirs_at < ours_at else None
+
+    def _end_reload(self, error: BatchInferenceError | None) -> None:
+        reload = self._reload
+        if reload is not None:
+            reload.end(error)
 
     def _pipe_channel(self) -> PipeChannel:
         if self._idle_channels:
@@ -297,11 +360,11 @@ class Link:
                 self._watch()
                 self._reconnect_if_lost()
         except BatchInferenceError as error:
-            self._events.host_failed(error)
+            self._fail(error)
         except Exception as error:  # whatever it is, nobody may wait for ever
             failure = TransportError(f"the connection to the host broke: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            self._events.host_failed(failure)
+            self._fail(failure)
 
     def _watch(self) -> None:
         """Waits for one thing to happen, and sees to it."""
@@ -348,7 +411,14 @@ class Link:
                 self._worker_gone(death_of(message))
             elif message["type"] == "failed":
                 self._failed = True
-                self._events.host_failed(failure(message))
+                self._fail(failure(message))
+            elif message["type"] == "retiring":
+                self._workers_retire(message["workers"], fds[0])
+            elif message["type"] == "reloaded":
+                self._end_reload(None)
+            elif message["type"] == "reload failed":
+                why = message.get("refused")
+                self._end_reload(failure(message) if why is None else ModelLoadError(why))
             elif message["type"] == "reply":
                 key = segment_key(message)
                 self._events.reply_elsewhere(
@@ -367,6 +437,18 @@ class Link:
         self._peers[peer.index] = peer
         self._served = True
         self._events.worker_ready(peer)
+
+    def _workers_retire(self, indices: list[int], config: int) -> None:
+        """Their successors are ready: from now on nothing more goes to these workers."""
+        for peer in [self._peers[index] for index in indices if index in self._peers]:
+            self._events.worker_retires(peer)
+        with self._lock:
+            self._take_config(config)
+            self._say({"type": "retired"}, [])
+
+    def _fail(self, error: BatchInferenceError) -> None:
+        self._end_reload(error)
+        self._events.host_failed(error)
 
     def _worker_gone(self, death: Death) -> None:
         peer = self._peers.pop(death.worker, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,37 +33,125 @@ from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import slot_key
 from batch_inference.worker import Worker, warm_up
 
+RETIRE_INTERVAL = 0.005  # seconds between two looks at what an old model still has to do
 _LOOK = bytes(32)  # a descriptor of generation 0, which no request has: wakes the worker
+
+
+class Lane:
+    """One model in a thread of its own, and the pipe to it: what a worker process is elsewhere."""
+
+    def __init__(self, link: LocalLink, index: int, recipe: Recipe) -> None:
+        self.index = index
+        self.pipe = LocalRequestPipe()
+        self.loaded = threading.Event()
+        self.failure: ModelLoadError | None = None
+        self._link = link
+        self._recipe = recipe
+        self._inbox = LocalInbox(self.pipe, link.here, link.deliver_elsewhere)
+        self._thread = threading.Thread(target=self._run, name="batch_inference-worker", daemon=True)
+
+    def start(self) -> None:
+        """Builds the model, in the thread that will run it, and tells the client when it is ready."""
+        self._show(board.STARTING)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Returns when what was sent has been answered and the model is closed."""
+        self._inbox.quitting = True
+        self.pipe.write(_LOOK)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _show(self, state: int) -> None:
+        at = self.index * board.WORKER_CELLS
+        self._link.cells[at + board.WORKER_STATE] = state
+        self._link.cells[at + board.WORKER_PID] = os.getpid()
+
+    def _run(self) -> None:
+        try:
+            model = self._recipe.build()
+            warm_up(model, self._recipe)
+        except BaseException as error:
+            self.failure = ModelLoadError(f"building the model raised {type(error).__name__}: {error}")
+            self.failure.__cause__ = error
+            self._show(board.FAILED_STATE)
+            self.loaded.set()
+            self._link.failed_to_load(self)
+            return
+        worker = Worker(model, self._recipe, self._inbox, self._link.cells, board.worker_row(self.index))
+        self._show(board.READY)
+        self._link.events.worker_ready(self)
+        self.loaded.set()
+        try:
+            worker.run()
+            payload.close_model(model)
+            self._show(board.STOPPED)
+        except BaseException as error:  # what would end a worker process must not leave callers waiting
+            died = WorkerDiedError(
+                f"{type(error).__name__} ended the thread that runs the model ({error}); with num_workers=0 it is not "
+                "restarted: stop() and start() the host"
+            )
+            died.__cause__ = error
+            self._show(board.FAILED_STATE)
+            self._link.events.host_failed(died)
 
 
 class LocalLink:
     client_number = 0
     worker_count = 1
     row = board.client_row(0)
-    index = 0  # as the one peer of itself
 
     def __init__(self, recipe: Recipe, limits: board.Limits, events: Events) -> None:
-        self._recipe = recipe
-        self._events = events
-        self._pipe = LocalRequestPipe()
-        self._peer = Peer(0)
-        self._inbox = LocalInbox(self._pipe, self._peer, self._deliver_elsewhere)
+        self.events = events
+        self.here = Peer(0)
         self.cells: Any = segment.private(board.BOARD_SIZE).quads
         self.cells[board.CLIENT_ROWS] = 1
-        self.configure(limits)
+        board.write_limits(self.cells, limits)
+        self._closing = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="batch_inference-worker", daemon=True)
+        self._lanes = [Lane(self, 0, recipe)]
 
     def open(self) -> None:
-        """Builds the model, in the thread that will run it; errors come by `host_failed`."""
-        self._show(board.STARTING)
-        self._thread.start()
+        """Builds the model; errors come by `host_failed`."""
+        self._lanes[0].start()
+
+    def reload(self, recipe: Recipe) -> None:
+        """Changes to the model of another recipe; ModelLoadError if it cannot be built, and the old one goes on."""
+        with self._lock:
+            if len(self._lanes) > 1:
+                raise ModelLoadError("the last change of model has not ended yet: try again later")
+            (old,) = self._lanes
+            new = Lane(self, 1 - old.index, recipe)
+            self._lanes.append(new)
+        new.start()
+        new.loaded.wait()
+        if new.failure is not None:
+            raise new.failure
+        self.events.worker_retires(old)
+        threading.Thread(target=self._retire, args=(old,), name="batch_inference-retire", daemon=True).start()
+
+    def _retire(self, lane: Lane) -> None:
+        """Ends a lane when it has answered all that was meant for it."""
+        while not self._closing and board.outstanding(self.cells, lane.index):
+            time.sleep(RETIRE_INTERVAL)
+        lane.end()
+        with self._lock:
+            self._lanes.remove(lane)
+
+    def failed_to_load(self, lane: Lane) -> None:
+        with self._lock:
+            first = self._lanes[0] is lane
+            if not first:
+                self._lanes.remove(lane)
+                lane._show(board.STOPPED)
+        if first and lane.failure is not None:
+            self.events.host_failed(lane.failure)
 
     def make_segment(self, size: int) -> Segment:
         return segment.private(size)
 
     def announce_segment(self, number: int, new: Segment) -> None:
-        self._peer.segments[number] = new
+        self.here.segments[number] = new
 
     def new_thread_channels(self) -> Sequence[WaitChannel]:
         return [self._enter(LocalThreadChannel)]
@@ -83,61 +172,31 @@ class LocalLink:
 
     def retire(self, channel: Any, loop: Any) -> None:
         with self._lock:
-            self._peer.channels.pop(channel.number, None)
+            self.here.channels.pop(channel.number, None)
 
     def send(self, peer: Any, descriptors: bytes) -> None:
-        self._pipe.write(descriptors)
+        peer.pipe.write(descriptors)
 
     def configure(self, limits: board.Limits) -> None:
         """Puts limits in force."""
         board.write_limits(self.cells, limits)
-        self._pipe.write(_LOOK)
+        for lane in list(self._lanes):
+            lane.pipe.write(_LOOK)
 
     def statistics(self) -> board.Statistics:
-        return board.read_board(self.cells, self.worker_count, 0)
+        return board.read_board(self.cells, 0)
 
     def close(self) -> None:
-        self._inbox.quitting = True
-        self._pipe.write(_LOOK)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._closing = True
+        for lane in list(self._lanes):
+            lane.end()
 
     def _enter(self, make: Callable[[int], Any]) -> Any:
         with self._lock:
-            number = next(n for n in range(1 << 16) if n not in self._peer.channels)
-            channel = self._peer.channels[number] = make(number)
+            number = next(n for n in range(1 << 16) if n not in self.here.channels)
+            channel = self.here.channels[number] = make(number)
         return channel
 
-    def _deliver_elsewhere(self, slot: tuple[int, int, int, int], reply: Segment, size: int) -> None:
+    def deliver_elsewhere(self, slot: tuple[int, int, int, int], reply: Segment, size: int) -> None:
         number, unit, gen, status = slot
-        self._events.reply_elsewhere(slot_key(number, unit), gen, status, reply, size)
-
-    def _show(self, state: int) -> None:
-        self.cells[board.WORKER_STATE] = state
-        self.cells[board.WORKER_PID] = os.getpid()
-
-    def _run(self) -> None:
-        try:
-            model = self._recipe.build()
-            warm_up(model, self._recipe)
-        except BaseException as error:
-            failure = ModelLoadError(f"building the model raised {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._show(board.FAILED_STATE)
-            self._events.host_failed(failure)
-            return
-        worker = Worker(model, self._recipe, self._inbox, self.cells, board.worker_row(0))
-        self._show(board.READY)
-        self._events.worker_ready(self)
-        try:
-            worker.run()
-            payload.close_model(model)
-            self._show(board.STOPPED)
-        except BaseException as error:  # what would end a worker process must not leave callers waiting
-            died = WorkerDiedError(
-                f"{type(error).__name__} ended the thread that runs the model ({error}); with num_workers=0 it is not "
-                "restarted: stop() and start() the host"
-            )
-            died.__cause__ = error
-            self._show(board.FAILED_STATE)
-            self._events.host_failed(died)
+        self.events.reply_elsewhere(slot_key(number, unit), gen, status, reply, size)

@@ -171,16 +171,19 @@ class Statistics:
     workers: tuple[WorkerStatistics, ...] = ()
 
 
-def read_board(cells: Sequence[int], workers: int, supervisor_pid: int) -> Statistics:
-    """The statistics of a host with `workers` workers."""
+def read_board(cells: Sequence[int], supervisor_pid: int) -> Statistics:
+    """The statistics of a host. Workers that were replaced by others count in the sums, and are not listed."""
     records, waiting, running = [], [0] * BUCKETS, [0] * BUCKETS
     totals = [0] * (PADDED + 1)
-    for index in range(workers):
-        row = worker_row(index)
+    for index in range(MAX_WORKERS):
+        row, at = worker_row(index), index * WORKER_CELLS
+        if not cells[at + WORKER_STATE] and not cells[row + REQUESTS]:
+            continue
         totals = [total + cells[row + cell] for cell, total in enumerate(totals)]
         waiting = [a + b for a, b in zip(waiting, cells[row + WAITING : row + WAITING + BUCKETS])]
         running = [a + b for a, b in zip(running, cells[row + RUNNING : row + RUNNING + BUCKETS])]
-        at = index * WORKER_CELLS
+        if not cells[at + WORKER_STATE]:
+            continue
         pid = cells[at + WORKER_PID]
         records.append(
             WorkerStatistics(

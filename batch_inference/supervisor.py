@@ -1,7 +1,7 @@
 """Main of the supervisor: the small process between the clients of a host and its workers.
 
-    clients  --hello, segments, channels, limits, convicted, bye-->  supervisor
-             <--welcome, ready, gone, failed, reply, log, output--
+    clients  --hello, segments, channels, limits, convicted, reload, retired, bye-->  supervisor
+             <--welcome, ready, retiring, gone, failed, reply, log, output, reloaded--
                                            workers  <--segments, channels, limits, ping, gone, quit--  supervisor
                                                     --ready, failed, reply-->
 
@@ -23,15 +23,17 @@ import json
 import os
 import selectors
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 
 from batch_inference import description, payload, processes
 from batch_inference import statistics as board
+from batch_inference.crew import Client, Worker
 from batch_inference.errors import TransportError
+from batch_inference.reloading import Reload
 from batch_inference.transport import channel, handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
 from batch_inference.transport.wire import VERSION
@@ -43,47 +45,9 @@ QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
 VERDICT_TIMEOUT = 0.5  # seconds that clients have to convict a request of a death, before the host gives up for it
 LOOKS, SELDOM, OFTEN = 4, 5.0, 0.05  # looks at a worker's signs of life in a batch_timeout; seconds between two
 LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
-TAIL_LINES = 20
 MESSAGES_AT_ONCE = 100  # of one client, before the others have their turn
 LONGEST_SLEEP = 3600.0  # seconds; the selector knows no infinity
 MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
-
-
-class Client:
-    """A process that uses the host, as the supervisor sees it."""
-
-    def __init__(self, connection: Connection, pid: int, pidfd: int) -> None:
-        self.connection = connection
-        self.pid = pid
-        self.pidfd = pidfd
-        self.number = 0  # given with the welcome, never used again for another client
-        self.row = -1
-        self.segments: list[int] = []
-        self.channels: list[tuple[str, int]] = []
-
-
-class Worker:
-    """A place for a worker process, and the incarnation that fills it at present."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.incarnation = 0
-        self.process: subprocess.Popen[bytes] | None = None
-        self.connection: Connection | None = None
-        self.pidfd = self.pipe = self.output = -1
-        self.log: socket.socket | None = None
-        self.ready = False
-        self.was_ready = False  # in this incarnation or an earlier one
-        self.pulse = Pulse(SELDOM)
-        self.pinged = False  # in the present silence
-        self.killed: str | None = None  # why we killed it, where we did
-        self.batches_at_start = 0
-        self.failures = 0  # deaths since the last served batch
-        self.failure: str | None = None  # traceback of a load that failed
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-
-    def __str__(self) -> str:
-        return f"worker {self.index}" + (f" (process {self.process.pid})" if self.process else "")
 
 
 class Supervisor:
@@ -97,10 +61,13 @@ class Supervisor:
         self._start_timeout: float = self._settings["start_timeout"]
         self._batch_timeout: float | None = self._settings["batch_timeout"]
         self._look_interval = max(OFTEN, min(SELDOM, (self._batch_timeout or SELDOM) / LOOKS))
-        self._workers = [Worker(index) for index in range(self._settings["workers"])]
+        self.workers = [Worker(index, index, config) for index in range(self._settings["workers"])]
+        self._reload: Reload | None = None  # the last one
         self._restarts = Restarts(self._settings["max_restarts"])
         self._board = segment.create(board.BOARD_SIZE)
         board.write_limits(self._board.quads, self._settings["limits"])
+        for worker in self.workers:
+            self._show(worker, board.STARTING)
         self._pidfd = os.pidfd_open(os.getpid())
         self._stopping = False
         self._started = False
@@ -109,10 +76,10 @@ class Supervisor:
         self._watch_listener()
 
     def run(self) -> None:
-        self._after(FIRST_CLIENT_TIMEOUT, self._stop_if_unused)
+        self.after(FIRST_CLIENT_TIMEOUT, self._stop_if_unused)
         if self._batch_timeout is not None:
-            self._after(self._look_interval, self._look_for_hangs)
-        while not (self._stopping and all(worker.process is None for worker in self._workers)):
+            self.after(self._look_interval, self._look_for_hangs)
+        while not (self._stopping and all(worker.process is None for worker in self.workers)):
             timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, events in self._selector.select(timeout and min(timeout, LONGEST_SLEEP)):
                 if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
@@ -136,7 +103,7 @@ class Supervisor:
             return
         except OSError:  # no descriptor is free: they must wait until one is
             self._unwatch(self._listener)
-            self._after(ACCEPT_AGAIN, self._watch_listener)
+            self.after(ACCEPT_AGAIN, self._watch_listener)
             return
         pid, uid = handshake.peer(sock)
         try:
@@ -145,7 +112,7 @@ class Supervisor:
             pidfd = os.pidfd_open(pid)
         except (ConnectionLostError, OSError):
             sock.close()
-            self._after(0.1, self._stop_if_never_used)
+            self.after(0.1, self._stop_if_never_used)
             return
         client = Client(Connection(sock), pid, pidfd)
         self._clients[client.connection] = client
@@ -195,6 +162,12 @@ class Supervisor:
             self._tell_workers({"type": "limits"})
         elif kind == "convicted":
             self._restarts.convict({(int(worker), int(incarnation)) for worker, incarnation in message["deaths"]})
+        elif kind == "reload":
+            (fd,) = fds
+            self._begin_reload(client, os.dup(fd))
+        elif kind == "retired":
+            for worker in self.workers:
+                worker.listeners.discard(client.number)
         elif kind == "bye":
             self._farewell(client)
         else:
@@ -210,7 +183,7 @@ class Supervisor:
                 "two releases of the library are in use on this machine",
             )
             return
-        difference = description.difference(self._settings["description"], message.get("description"))
+        difference = self._difference(message.get("description"))
         if difference:
             self._refuse(client, difference)
             return
@@ -227,18 +200,24 @@ class Supervisor:
             "client": client.number,
             "row": client.row,
             "pid": os.getpid(),
-            "workers": len(self._workers),
+            "workers": self._settings["workers"],
         }
         client.connection.send(welcome, [self._pidfd, self._board.fd, self._config])
-        for worker in self._workers:
+        for worker in self.workers:
             if message.get("again") is True:  # it was ready under the supervisor before us, whoever elected this one
                 worker.was_ready = True
-            if worker.ready:
-                self._tell_ready(client, worker)
+            if worker.ready and not worker.succeeds and not worker.retires:
+                self.tell_ready(client, worker)
         if not self._started:  # not before somebody is there to hear how it goes
             self._started = True
-            for worker in self._workers:
-                self._spawn(worker)
+            for worker in self.workers:
+                self.spawn(worker)
+
+    def _difference(self, theirs: description.Description | None) -> str:
+        """How a client's host differs from ours; it may be as ours was at its start, or as the last reload made it."""
+        difference = description.difference(self._settings["description"], theirs)
+        reloaded = self._settings["reloaded"]
+        return "" if reloaded is not None and not description.difference(reloaded, theirs) else difference
 
     def _refuse(self, client: Client, why: str) -> None:
         client.connection.send({"type": "refused", "why": why})
@@ -247,7 +226,7 @@ class Supervisor:
     def _farewell(self, client: Client) -> None:
         last = sum(other.row >= 0 for other in self._clients.values()) == 1
         ending = last and not self._settings["linger"]
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.process is not None:  # what was printed and logged while the client was here
                 self._copy_output(worker)
                 self._copy_log(worker)
@@ -267,23 +246,28 @@ class Supervisor:
         client.connection.close()
         handshake.close_all([client.pidfd, *client.segments, *(fd for _, fd in client.channels)])
         if client.row < 0:
-            self._after(0.1, self._stop_if_never_used)
+            self.after(0.1, self._stop_if_never_used)
             return
         self._tell_workers({"type": "gone", "client": client.number})
+        for worker in self.workers:
+            worker.listeners.discard(client.number)
         cells, row, departed = self._board.quads, board.client_row(client.row), board.client_row(-1)
         for cell in range(board.TRANSPORT, board.TRANSPORT + board.BUCKETS):
             cells[departed + cell] += cells[row + cell]
         for cell in range(board.ROW):
             cells[row + cell] = 0
         if not any(other.row >= 0 for other in self._clients.values()):
-            self._after(self._settings["linger"], self._stop_if_unused)
+            self.after(self._settings["linger"], self._stop_if_unused)
+
+    def members(self) -> list[Client]:
+        """The clients that were welcomed."""
+        return [client for client in self._clients.values() if client.row >= 0]
 
     def _tell_clients(self, message: Message) -> None:
-        for client in list(self._clients.values()):
-            if client.row >= 0:
-                self._send(client, message)
+        for client in self.members():
+            self.send(client, message)
 
-    def _tell_ready(self, client: Client, worker: Worker) -> None:
+    def tell_ready(self, client: Client, worker: Worker) -> None:
         assert worker.process is not None
         message = {
             "type": "ready",
@@ -291,9 +275,9 @@ class Supervisor:
             "incarnation": worker.incarnation,
             "pid": worker.process.pid,
         }
-        self._send(client, message, [worker.pipe, worker.pidfd])
+        self.send(client, message, [worker.pipe, worker.pidfd])
 
-    def _send(self, client: Client, message: Message, fds: list[int] | None = None) -> None:
+    def send(self, client: Client, message: Message, fds: list[int] | None = None) -> None:
         try:
             client.connection.send(message, fds or [])
         except ConnectionLostError:
@@ -304,12 +288,12 @@ class Supervisor:
         for client in self._clients.values():
             if client.row >= 0:
                 if client.connection.pending < MAX_NEWS:
-                    self._send(client, message)
+                    self.send(client, message)
                 return
 
     # --- workers --------------------------------------------------------------------------------------------------
 
-    def _spawn(self, worker: Worker) -> None:
+    def spawn(self, worker: Worker) -> None:
         """Starts the next incarnation of a worker in a fresh interpreter, with a request pipe of its own."""
         ours, theirs = handshake.pair()
         log, log_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -317,12 +301,13 @@ class Supervisor:
         pipe, worker.pipe = os.pipe()
         worker.output, output = os.pipe2(os.O_NONBLOCK)
         os.set_blocking(output, True)
-        worker.incarnation += 1
-        given = (self._config, theirs.fileno(), pipe, log_theirs.fileno(), self._board.fd)
+        worker.incarnation = next(self._counter)
+        given = (worker.config, theirs.fileno(), pipe, log_theirs.fileno(), self._board.fd)
         python, flags = self._settings["python"], self._settings["flags"]
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         code = (
-            f"import sys; sys.path[:0] = [{root!r}]; from batch_inference.payload import enter; enter({self._config}); "
+            f"import sys; sys.path[:0] = [{root!r}]; "
+            f"from batch_inference.payload import enter; enter({worker.config}); "
             f"from batch_inference.worker import main; main{(worker.index, os.getpid(), *given)}"
         )
         try:
@@ -332,7 +317,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 pass_fds=given,
-                env={**os.environ, **self._settings["environments"][worker.index]},
+                env={**os.environ, **self._settings["environments"][worker.place]},
                 start_new_session=True,
             )
         except OSError as error:
@@ -340,7 +325,10 @@ class Supervisor:
             ours.close()
             log.close()
             handshake.close_all([worker.pipe, worker.output])
-            self._give_up(worker, str(worker))
+            if worker.succeeds and self._reload is not None:
+                self._reload.died(worker, str(worker))
+            else:
+                self._give_up(worker, str(worker))
             return
         finally:
             theirs.close()
@@ -362,7 +350,7 @@ class Supervisor:
             for client in self._clients.values():
                 self._introduce(client, worker.connection)
         self._show(worker, board.RESTARTING if worker.was_ready else board.STARTING)
-        self._after(self._start_timeout, lambda: self._check_loaded(worker, process))
+        self.after(self._start_timeout, lambda: self._check_loaded(worker, process))
 
     def _introduce(self, client: Client, connection: Connection) -> None:
         """Tells a new worker all that a client has shared so far."""
@@ -372,7 +360,7 @@ class Supervisor:
             connection.send(channels_message(client, number, kind), [fd])
 
     def _tell_workers(self, message: Message, fds: list[int] | None = None) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.connection is not None:
                 try:
                     worker.connection.send(message, fds or [])
@@ -396,22 +384,26 @@ class Supervisor:
             connection.close()
             worker.connection = None
             if worker.process is not None:
-                self._after(QUIT_TIMEOUT, worker.process.kill)
+                self.after(QUIT_TIMEOUT, worker.process.kill)
 
     def _note(self, worker: Worker, message: Message, fds: list[int]) -> None:
         kind = message["type"]
         if kind == "ready":
-            worker.ready = worker.was_ready = True
+            worker.ready = True
             self._show(worker, board.READY)
-            for client in list(self._clients.values()):
-                if client.row >= 0:
-                    self._tell_ready(client, worker)
+            if worker.succeeds:
+                assert self._reload is not None
+                self._reload.ready()
+                return
+            worker.was_ready = True
+            for client in self.members():
+                self.tell_ready(client, worker)
         elif kind == "failed":
             worker.failure = message["traceback"]
         elif kind == "reply":
             for client in list(self._clients.values()):
                 if client.number == message["client"] and client.row >= 0:
-                    self._send(client, message, fds)
+                    self.send(client, message, fds)
         elif kind == "unable":  # to take what a client shares: it must hear of it
             for client in list(self._clients.values()):
                 if client.number == message["client"]:
@@ -441,6 +433,11 @@ class Supervisor:
         self._tell_clients(message)
         if self._stopping:
             return
+        if worker.succeeds or worker.retires:
+            if worker.succeeds and self._reload is not None:
+                self._reload.died(worker, f"{who} {how}")
+            self.remove(worker)
+            return
         served = self._batches(worker) > worker.batches_at_start
         worker.failures = 1 if served else worker.failures + 1
         if not worker.was_ready:
@@ -449,21 +446,79 @@ class Supervisor:
         self._restarts.died((worker.index, worker.incarnation), time.monotonic(), self._served())
         delay = restart_delay(worker.failures)
         if self._too_many_restarts():
-            self._after(max(delay, VERDICT_TIMEOUT), lambda: self._restart(worker, f"{who} {how}"))
+            self.after(max(delay, VERDICT_TIMEOUT), lambda: self._restart(worker, f"{who} {how}"))
         else:
-            self._after(delay, lambda: self._restart(worker, f"{who} {how}"))
+            self.after(delay, lambda: self._restart(worker, f"{who} {how}"))
 
     def _restart(self, worker: Worker, what: str) -> None:
-        if self._stopping:
+        if self._stopping or worker.retires:
             return
         if self._too_many_restarts():
             self._give_up(worker, what)
             return
         self._board.quads[worker.index * board.WORKER_CELLS + board.WORKER_RESTARTS] += 1
-        self._spawn(worker)
+        self.spawn(worker)
 
     def _too_many_restarts(self) -> bool:
         return self._restarts.exceeded(time.monotonic(), self._served())
+
+    # --- another model (see reloading.py) -------------------------------------------------------------------------
+
+    def _begin_reload(self, client: Client, config: int) -> None:
+        """Starts a reload; one that a client asks for again after an election may have happened already."""
+        try:
+            revision = payload.read_settings(config)["revision"]
+        except (struct.error, ArithmeticError, MemoryError) as error:
+            os.close(config)
+            raise ConnectionLostError("not a payload") from error
+        if revision <= self._settings["revision"]:
+            os.close(config)
+            self.send(client, {"type": "reloaded"})
+            return
+        if self._stopping or (self._reload is not None and not self._reload.over):
+            os.close(config)
+            why = "another reload is under way: try again when it has ended"
+            self.send(client, {"type": "reload failed", "refused": why})
+            return
+        self._reload = Reload(self, client, config)
+        self._reload.start()
+
+    def new_worker(self, place: int, config: int) -> Worker | None:
+        """A worker for a free row of the board, not started; None if there is none."""
+        used = {worker.index for worker in self.workers}
+        index = next((index for index in range(board.MAX_WORKERS) if index not in used), None)
+        if index is None:
+            return None
+        worker = Worker(index, place, config)
+        self.workers.append(worker)
+        self._board.quads[index * board.WORKER_CELLS + board.WORKER_RESTARTS] = 0
+        return worker
+
+    def adopt(self, config: int) -> None:
+        """From now on workers and elections are made from this payload."""
+        os.close(self._config)
+        self._config = config
+        self._settings = payload.read_settings(config)
+
+    def outstanding(self, worker: Worker) -> int:
+        return board.outstanding(self._board.quads, worker.index)
+
+    def quit(self, worker: Worker) -> None:
+        """Asks a worker to end, and kills it if it does not."""
+        if worker.asked or worker.connection is None or worker.process is None:
+            return
+        worker.asked = True
+        with contextlib.suppress(ConnectionLostError):  # it is dying; its pidfd will say so
+            worker.connection.send({"type": "quit"})
+        self.after(QUIT_TIMEOUT, worker.process.kill)
+
+    def remove(self, worker: Worker) -> None:
+        """Forgets a worker that has no process any more."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self._show(worker, board.STOPPED)
+
+    # --- hangs ----------------------------------------------------------------------------------------------------
 
     def _look_for_hangs(self) -> None:
         """Kills those workers that have had something to do and have given no sign of life for batch_timeout.
@@ -472,12 +527,11 @@ class Supervisor:
         sign of life.
         """
         assert self._batch_timeout is not None
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.process is None or not worker.ready:
                 continue
             beats = self._board.quads[board.worker_row(worker.index) + board.BEATS]
-            todo = board.outstanding(self._board.quads, worker.index)
-            silent = worker.pulse.look(beats, todo, time.monotonic())
+            silent = worker.pulse.look(beats, self.outstanding(worker), time.monotonic())
             if silent >= self._batch_timeout:
                 worker.killed = (
                     f"hung for {silent:.3g} s in a batch: killed after batch_timeout={self._batch_timeout:g} s"
@@ -487,7 +541,7 @@ class Supervisor:
                 with contextlib.suppress(ConnectionLostError):  # its pidfd will say so
                     worker.connection.send({"type": "ping"})
             worker.pinged = bool(silent)
-        self._after(self._look_interval, self._look_for_hangs)
+        self.after(self._look_interval, self._look_for_hangs)
 
     def _check_loaded(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
         """Kills a worker that still loads its model after start_timeout."""
@@ -573,11 +627,11 @@ class Supervisor:
                 handshake.unlink(address)
             self._listener.close()
         self._tell_workers({"type": "quit"})
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.process is not None:
-                self._after(QUIT_TIMEOUT if worker.ready else 0.0, worker.process.kill)
+                self.after(QUIT_TIMEOUT if worker.ready else 0.0, worker.process.kill)
 
-    def _after(self, seconds: float, callback: Callable[[], None]) -> None:
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._counter), callback))
 
     def _unwatch(self, source: int | Connection | socket.socket) -> None:
@@ -587,7 +641,7 @@ class Supervisor:
     def _watch_for_room(self) -> None:
         """Asks the selector about room in those sockets that could not take all we had to say."""
         connections = [c.connection for c in self._clients.values()]
-        connections += [w.connection for w in self._workers if w.connection is not None]
+        connections += [w.connection for w in self.workers if w.connection is not None]
         for connection in connections:
             key = self._selector.get_key(connection)
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.pending else 0)
@@ -601,7 +655,7 @@ class Supervisor:
 
     def _served(self) -> int:
         """Batches of all workers since the host began."""
-        return sum(self._batches(worker) for worker in self._workers)
+        return sum(self._board.quads[board.worker_row(index) + board.BATCHES] for index in range(board.MAX_WORKERS))
 
     def _batches(self, worker: Worker) -> int:
         return self._board.quads[board.worker_row(worker.index) + board.BATCHES]

@@ -125,7 +125,7 @@ def test_stop_ends_though_the_model_hangs() -> None:
 
 
 def test_a_restart_that_never_gets_ready_is_killed_after_start_timeout(tmp_path: Path) -> None:
-    with ModelHost(faulty.Reloads, start_timeout=4)(str(tmp_path)) as host:
+    with ModelHost(faulty.Reloads, start_timeout=8)(str(tmp_path)) as host:
         kill(worker_pid(host))
         assert host.predict(value(5), timeout=60).tolist() == [[10]]
         wait_until(lambda: len(os.listdir(tmp_path)) == 3, 1, "the second load was given up for the third")

@@ -40,7 +40,11 @@ ALLOWED = {
     "payload": "errors options",
     "logs": "transport",
     # the supervisor process
-    "supervisor": "description errors logs machine options payload processes statistics transport watching",
+    "crew": "transport watching",
+    "reloading": "crew transport",
+    "supervisor": (
+        "crew description errors logs machine options payload processes reloading statistics transport watching"
+    ),
     # the worker process
     "waiting": "batcher errors policy transport",
     "ahead": "batcher buffers tensors waiting",

@@ -55,7 +55,7 @@ def test_the_board_adds_up_over_workers_and_clients() -> None:
     for number, outstanding in (0, 2), (2, 5):
         cells[board.client_row(number) + board.OUTSTANDING + number % 2] = outstanding
         cells[board.client_row(number) + board.TRANSPORT + 3] = 1
-    found = board.read_board(cells, 2, 0)
+    found = board.read_board(cells, 0)
     assert (found.requests, found.failed, found.batches, found.mean_batch, found.pending) == (20, 3, 8, 5.0, 7)
     assert found.state == "ready" and [worker.state for worker in found.workers] == ["ready", "restarting"]
     assert [worker.restarts for worker in found.workers] == [0, 1]
