@@ -1,9 +1,10 @@
-"""Random deaths under load: python -m tests.soak [minutes] [--seed N] [--processes N] [--workers N].
+"""Random faults under load: python -m tests.soak [minutes] [--seed N] [--processes N] [--workers N].
 
 Some application processes call one named host, each from threads, event loops and futures, every caller with values
-of its own; part of the calls time out or are cancelled. Meanwhile this process kills and stops workers, supervisors
-and applications at random. At the end it prints what happened; the exit status is 0 if every request ended in its own
-answer or in an error of ours, nobody hangs and nothing is left behind.
+of its own. Part of the calls time out or are cancelled, raise, are more than the host takes, or kill or stop the worker
+under them. Meanwhile this process kills workers, supervisors and applications at random, stops them, and has the model
+reloaded. At the end it prints what happened; the exit status is 0 if every request ended in its own answer or in an
+error that it may end in, nobody hangs and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -24,34 +25,80 @@ from typing import Any
 
 import numpy as np
 
-from batch_inference import BatchInferenceError, ModelHost, OverloadedError
+from batch_inference import (
+    BatchInferenceError,
+    ModelHost,
+    ModelLoadError,
+    OverloadedError,
+    RequestTimeoutError,
+    WorkerDiedError,
+)
 from batch_inference.testing import alive
 from tests.process.load import MANY, kill, parent_of
 
-THREADS, LOOPS, TASKS, SUBMITTERS = 6, 2, 12, 1
-HUNG = 60.0  # seconds without an answer
+THREADS, LOOPS, TASKS, SUBMITTERS = 8, 2, 12, 1
+BATCH_TIMEOUT = 4.0  # seconds
+HUNG = 90.0  # seconds without an answer
+MAX_PENDING = 300
 SUPERVISOR_DEATHS = 3  # a minute; a client gives up at five
 MARK = "BATCH_INFERENCE_SOAK"
+RAISES, KILLS, STOPS = -1.0, -2.0, -3.0
+POISON = {RAISES: "raises", KILLS: "kills", STOPS: "stops"}
 
 
 class Model:
-    """Twice its input; a batch takes up to a few milliseconds."""
+    """Twice its input; a batch takes up to a few milliseconds. A row whose first number is negative is poison."""
+
+    def __init__(self, loads: bool = True) -> None:
+        if not loads:
+            raise OSError("no weights")
 
     def predict_batch(self, x: Any) -> Any:
         if random.random() < 0.3:
             time.sleep(random.random() * 0.004)
+        if (x[:, 0] == RAISES).any():
+            raise ValueError("poison")
+        if (x[:, 0] == KILLS).any():
+            os._exit(9)
+        if (x[:, 0] == STOPS).any():
+            os.kill(os.getpid(), signal.SIGSTOP)
         return x * 2
 
 
 def make_host(name: str, workers: int) -> ModelHost:
-    return ModelHost(Model, name=name, num_workers=workers, max_restarts=MANY, linger=0.5)()
+    return ModelHost(
+        Model,
+        name=name,
+        num_workers=workers,
+        max_restarts=MANY,
+        max_pending=MAX_PENDING,
+        batch_timeout=BATCH_TIMEOUT,
+        linger=0.5,
+    )()
 
 
 def make_request(source: random.Random, caller: int, number: int) -> Any:
     shape = (source.randint(1, 4), source.choice([1, 1, 1, 50, 2000, 200_000 if source.random() < 0.05 else 2]))
     request = np.full(shape, caller * 1_000_000.0 + number)
     request[0, 0] += 0.5
+    chance = source.random()
+    if chance < 0.01:
+        request[0, 0] = RAISES
+    elif chance < 0.0103:
+        request[0, 0] = KILLS
+    elif chance < 0.0104:
+        request[0, 0] = STOPS
     return request
+
+
+def allowed(request: Any, error: BaseException, hurried: bool) -> bool:
+    """Whether a request may end in an error; `hurried`: it had a timeout, or was cancelled."""
+    poison = POISON.get(request[0, 0])
+    if isinstance(error, ValueError) and poison == "raises":
+        return str(error) == "poison"
+    if isinstance(error, WorkerDiedError):  # the kills that come from outside may hit the same request three times
+        return poison in ("kills", "stops") or "SIGKILL" in str(error)
+    return hurried and isinstance(error, (RequestTimeoutError, asyncio.CancelledError))
 
 
 # --- an application ---------------------------------------------------------------------------------------------------
@@ -78,38 +125,49 @@ class Application:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.counts["hung"] = sum(thread.is_alive() for thread in self._threads)
         client: Any = self._host._client
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not client.idle and time.monotonic() < deadline:
             time.sleep(0.01)
         self.counts["leaked"] = 0 if client.idle else client.arena.mapped - client.arena.free
 
+    def reload(self, loads: bool) -> str:
+        try:
+            self._host.reload(*(() if loads else (False,)))
+        except BatchInferenceError as error:
+            if loads or not isinstance(error, ModelLoadError):
+                return f"refused: {error}".replace("\n", " ")[:200]
+            return "kept the old model"
+        return "changed the model" if loads else "wrong: a model that cannot be loaded was"
+
     def _count(self, what: str, note: str = "") -> None:
         with self._lock:
             self.counts[what] += 1
-            if note:
-                self.notes.append(note[:500])
+            if note and len(self.notes) < 20:
+                self.notes.append(note[:700])
 
     def _check(self, request: Any, answer: Any) -> None:
-        if isinstance(answer, np.ndarray) and np.array_equal(answer, 2 * request):
+        if isinstance(answer, np.ndarray) and np.array_equal(answer, 2 * request) and request[0, 0] >= 0:
             self._count("answers")
         else:
             self._count("wrong", f"{request.ravel()[:2]} {request.shape} -> {np.ravel(answer)[:2]} {np.shape(answer)}")
 
-    def _failed(self, error: BaseException) -> None:
-        if isinstance(error, (BatchInferenceError, asyncio.CancelledError)) and not isinstance(error, OverloadedError):
-            self._count(type(error).__name__, "" if "Timeout" in type(error).__name__ else str(error))
-        else:
-            self._count("lost", repr(error))
+    def _failed(self, request: Any, error: BaseException, hurried: bool) -> None:
+        if not allowed(request, error, hurried):
+            self._count("lost", f"{request[0, 0]}: {error!r}")
+            return
+        poison = POISON.get(request[0, 0])
+        self._count(f"{type(error).__name__}{f' ({poison})' if poison else ''}")
 
     def _thread(self, caller: int) -> None:
         source, number = random.Random(caller), 0
         while not self._stop.is_set():
             number += 1
             request = make_request(source, caller, number)
+            hurried = number % 20 == 0
             try:
-                answer = self._host.predict(request, timeout=source.random() * 0.05 if number % 20 == 0 else None)
+                answer = self._host.predict(request, timeout=source.random() * 0.05 if hurried else None)
             except Exception as error:
-                self._failed(error)
+                self._failed(request, error, hurried)
             else:
                 self._check(request, answer)
 
@@ -119,21 +177,23 @@ class Application:
             if not self._stop.is_set():
                 number += 1
                 request = make_request(source, caller, number)
+                hurried = number % 20 == 0
                 try:
-                    future = self._host.submit(request, timeout=source.random() * 0.1 if number % 20 == 0 else None)
-                except Exception as error:
-                    self._failed(error)
+                    future = self._host.submit(request, timeout=source.random() * 0.1 if hurried else None)
+                except OverloadedError:  # it was not accepted
+                    self._count("overloaded")
+                    time.sleep(0.01)
                     continue
-                pending.append((request, future))
+                pending.append((request, future, hurried))
                 if number % 7 == 0 and future.cancel():
                     self._count("cancelled")
                     pending.pop()
-            if len(pending) > 20 or self._stop.is_set() and pending:
-                request, future = pending.popleft()
+            if len(pending) > MAX_PENDING or self._stop.is_set() and pending:
+                request, future, hurried = pending.popleft()
                 try:
                     answer = future.result(timeout=HUNG)
                 except Exception as error:
-                    self._failed(error)
+                    self._failed(request, error, hurried)
                 else:
                     self._check(request, answer)
 
@@ -143,6 +203,7 @@ class Application:
             while not self._stop.is_set():
                 number += 1
                 request = make_request(source, caller, number)
+                hurried = number % 20 == 0 or number % 11 == 0
                 call = asyncio.ensure_future(
                     self._host.apredict(request, timeout=source.random() * 0.05 if number % 20 == 0 else None)
                 )
@@ -151,7 +212,7 @@ class Application:
                 try:
                     answer = await call
                 except (Exception, asyncio.CancelledError) as error:
-                    self._failed(error)
+                    self._failed(request, error, hurried)
                 else:
                     self._check(request, answer)
 
@@ -165,10 +226,12 @@ def run_application(name: str, workers: int, first: int) -> None:
     with make_host(name, workers) as host:
         print("ready", flush=True)
         application = Application(host, first)
-        sys.stdin.readline()
+        for line in sys.stdin:
+            if line.strip() == "finish":
+                break
+            print(application.reload(line.strip() == "reload"), flush=True)
         application.finish()
-        counts = {"counts": application.counts, "notes": application.notes[:5]}
-        print(json.dumps(counts), flush=True)
+        print(json.dumps({"counts": application.counts, "notes": application.notes[:5]}), flush=True)
         if application.counts["hung"]:
             os._exit(1)
 
@@ -195,26 +258,40 @@ class Soak:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(self._source.random())
-            fault = self._source.choices(
-                [self.kill_worker, self.stop_worker, self.kill_supervisor, self.stop_supervisor, self.kill_application],
-                [10, 3, 2, 1, 1],
-            )[0]
-            if fault():
-                self.faults[fault.__name__.replace("_", " ")] += 1
+            faults, weights = zip(
+                (self.kill_worker, 10),
+                (self.pause_worker, 3),
+                (self.stop_worker, 2),
+                (self.kill_supervisor, 2),
+                (self.pause_supervisor, 1),
+                (self.kill_application, 1),
+                (self.reload, 3),
+                (self.reload_in_vain, 1),
+            )
+            chosen = self._source.choices(faults, weights)[0]
+            if chosen():
+                self.faults[chosen.__name__.replace("_", " ")] += 1
 
     def finish(self) -> None:
         for application in self._applications:
             try:
-                output, _ = application.communicate("\n", timeout=3 * HUNG)
+                output, _ = application.communicate("finish\n", timeout=3 * HUNG)
                 report = json.loads(output.splitlines()[-1])
-            except (subprocess.TimeoutExpired, ValueError, IndexError):
+            except (subprocess.TimeoutExpired, ValueError, IndexError, BrokenPipeError):
                 application.kill()
                 self.counts["hung" if application.returncode is None else "failed to start"] += 1
                 continue
+            for line in output.splitlines()[:-1]:
+                if line != "ready":
+                    self.faults[f"reloads that {line}" if not line.startswith("refused") else "reloads refused"] += 1
+                    if line.startswith("wrong"):
+                        self.counts["wrong"] += 1
+                    if line.startswith("refused"):
+                        self.notes.append(line)
             self.counts.update(report["counts"])
-            self.notes += report["notes"]
+            self.notes = report["notes"] + self.notes
         self._host.stop()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 10
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         self.counts["processes left"] = len(self.left())
@@ -236,8 +313,15 @@ class Soak:
             kill(pid)
         return bool(pid)
 
-    def stop_worker(self) -> bool:
+    def pause_worker(self) -> bool:
         return self._stop_for_a_while(self._worker())
+
+    def stop_worker(self) -> bool:
+        """For good: it is killed after batch_timeout."""
+        pid = self._worker()
+        if pid:
+            kill(pid, signal.SIGSTOP)
+        return bool(pid)
 
     def kill_supervisor(self) -> bool:
         now = time.monotonic()
@@ -250,7 +334,7 @@ class Soak:
         kill(pid)
         return True
 
-    def stop_supervisor(self) -> bool:
+    def pause_supervisor(self) -> bool:
         return self._stop_for_a_while(self._supervisor())
 
     def kill_application(self) -> bool:
@@ -258,6 +342,22 @@ class Soak:
         self._applications[index].kill()
         self._applications[index].communicate()
         self._applications[index] = self._start()
+        return True
+
+    def reload(self) -> bool:
+        return self._ask("reload")
+
+    def reload_in_vain(self) -> bool:
+        return self._ask("reload what does not load")
+
+    def _ask(self, what: str) -> bool:
+        application = self._source.choice(self._applications)
+        assert application.stdin is not None
+        try:
+            application.stdin.write(what + "\n")
+            application.stdin.flush()
+        except BrokenPipeError:
+            return False
         return True
 
     def _stop_for_a_while(self, pid: int) -> bool:
@@ -268,11 +368,13 @@ class Soak:
         return bool(pid)
 
     def _worker(self) -> int:
-        return self._source.choice(self._host.statistics().workers).pid
+        workers = self._host.statistics().workers
+        return self._source.choice(workers).pid if workers else 0
 
     def _supervisor(self) -> int:
         try:
-            return parent_of(self._worker())
+            pid = self._worker()
+            return parent_of(pid) if pid else 0
         except OSError:
             return 0
 
@@ -287,16 +389,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.splitlines()[0])
     parser.add_argument("minutes", nargs="?", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     soak = Soak(options.processes, options.workers, options.seed)
     soak.run(60 * options.minutes)
     soak.finish()
+    bad_names = ("wrong", "lost", "hung", "failed to start", "leaked", "processes left")
+    bad = {name: soak.counts.pop(name, 0) for name in bad_names}
+    print(f"{'requests':16}{sum(soak.counts.values()) + bad['wrong'] + bad['lost']}")
     print(f"{'answers':16}{soak.counts.pop('answers', 0)}")
-    names = ("wrong", "lost", "hung", "failed to start", "leaked", "processes left")
-    bad = {name: soak.counts.pop(name, 0) for name in names}
     for name, count in bad.items():
         print(f"{name:16}{count}")
     for title, counts in (("ended otherwise", soak.counts), ("faults", soak.faults)):

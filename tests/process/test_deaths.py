@@ -24,7 +24,7 @@ from tests.process.conftest import environment
 from tests.process.load import MANY, Application, Load, kill, parent_of, supervisor_pid, value, worker_pid
 from tests.process.models import Inflates
 
-SECONDS = float(os.environ.get("BATCH_INFERENCE_KILL_SECONDS", "6"))  # 20 for the figure in the documentation
+SECONDS = float(os.environ.get("BATCH_INFERENCE_KILL_SECONDS", "6"))  # 60 for a good look
 
 
 def test_no_answer_is_wrong_or_missing_while_the_worker_is_killed_at_random() -> None:
@@ -41,6 +41,22 @@ def test_no_answer_is_wrong_or_missing_while_the_worker_is_killed_at_random() ->
     print(f"{kills} kills, {load.answered} answers, {len(load.wrong)} wrong, {load.hung} hung")
     load.assert_clean()
     assert kills >= SECONDS / 2 and pending == 0
+
+
+def test_killing_the_worker_every_second_fails_no_request() -> None:
+    kills, until = 0, time.monotonic() + max(8.0, SECONDS)
+    with ModelHost(Doubles, max_restarts=MANY)() as host, Load(host, 32) as load:
+        while time.monotonic() < until:
+            next_kill = time.monotonic() + 1.0
+            load.wait_for_more()
+            kill(worker_pid(host))
+            kills += 1
+            threading.Event().wait(max(0.0, next_kill - time.monotonic()))
+        load.wait_for_all(60)
+        load.stop()
+        restarts = host.statistics().workers[0].restarts
+    print(f"{kills} kills, {restarts} restarts, {load.answered} answers, {len(load.errors)} failed, {load.hung} hung")
+    load.assert_clean()
 
 
 # --- a model that ends its process ------------------------------------------------------------------------------------

@@ -168,6 +168,15 @@ def test_the_change_is_between_two_batches(tmp_path: Path) -> None:
         wait_until(lambda: old in lines(notes, "closed") and not alive(old), 20)
 
 
+def error_of_reload(host: ModelHost, *arguments: Any) -> BaseException | None:
+    """Without the traceback, which would keep the client beyond the test."""
+    try:
+        host.reload(*arguments)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
 @pytest.fixture
 def loading(tmp_path: Path) -> Iterator[Any]:
     """A host under load whose reload waits at its gate: (host, calls, the call of reload, process that loads, gate)."""
@@ -175,11 +184,11 @@ def loading(tmp_path: Path) -> Iterator[Any]:
     with ModelHost(Multiplies, max_restarts=MANY)(2) as host:
         with Calls(host, 4) as calls, ThreadPoolExecutor(1) as pool:
             calls.wait_for_all(2)
-            call = pool.submit(host.reload, 3, str(notes), str(gate))
+            call = pool.submit(error_of_reload, host, 3, str(notes), str(gate))
             wait_until(lambda: lines(notes, "loading"), 30)
             yield host, calls, call, lambda: lines(notes, "loading")[-1], gate
             gate.touch()
-            call.exception(30)
+            call.result(30)
 
 
 def test_the_old_worker_dies_while_the_new_one_loads(loading: Any) -> None:
@@ -191,7 +200,7 @@ def test_the_old_worker_dies_while_the_new_one_loads(loading: Any) -> None:
         calls.wait_for_more()
         wait_until(lambda: sum(w.state == "ready" for w in host.statistics().workers) == 1, 20, str(victim))
     gate.touch()
-    call.result(30)
+    assert call.result(30) is None
     calls.wait_for_all(3)
     assert not calls.errors
 
@@ -199,8 +208,8 @@ def test_the_old_worker_dies_while_the_new_one_loads(loading: Any) -> None:
 def test_the_new_worker_dies_while_it_loads(loading: Any) -> None:
     host, calls, call, new, gate = loading
     kill(new())
-    with pytest.raises(ModelLoadError, match="SIGKILL"):
-        call.result(30)
+    error = call.result(30)
+    assert isinstance(error, ModelLoadError) and "SIGKILL" in str(error)
     calls.wait_for_all(2)
     gate.touch()
     host.reload(4)
@@ -216,7 +225,7 @@ def test_the_supervisor_dies_while_the_new_worker_loads(loading: Any) -> None:
     wait_until(lambda: new() != first, 30, "the next supervisor is told of the reload")
     calls.wait_for_all(2)
     gate.touch()
-    call.result(30)
+    assert call.result(30) is None
     calls.wait_for_all(3)
     calls.assert_changes(2, 3)
 
@@ -226,7 +235,7 @@ def test_a_second_reload_at_the_same_time_is_refused(loading: Any) -> None:
     with pytest.raises(ModelLoadError, match="already"):
         host.reload(4)
     gate.touch()
-    call.result(30)
+    assert call.result(30) is None
     assert host.predict(value(1)).tolist() == [[3]]
 
 
