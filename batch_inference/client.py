@@ -344,22 +344,20 @@ class Client:
 
     # --- what the link tells us, in its thread --------------------------------------------------------------------
 
-    def worker_ready(self, peer: Peer) -> None:
-        """Sends what waited for a worker to be ready."""
+    def workers_change(self, ready: Sequence[Peer], retiring: Sequence[Peer] = ()) -> None:
+        """Workers are ready, and take over from others, which get nothing more and answer what they have.
+
+        Sends what waited for a worker to be ready.
+        """
         with self._lock:
-            self._ready.append(peer)
+            self._ready[:] = [peer for peer in self._ready if peer not in retiring]
+            self._ready += ready
             waiting = [slot for slot in self._outstanding.values() if slot.worker is None and not slot.abandoned]
             waiting = [slot for slot in waiting if slot.error is None]
             assigned = [(slot, self._assign(slot)) for slot in waiting]
         self._send_assigned(assigned)
         with self._changed:
             self._changed.notify_all()
-
-    def worker_retires(self, peer: Peer) -> None:
-        """A worker gets nothing more: it answers what it has."""
-        with self._lock:
-            if peer in self._ready:
-                self._ready.remove(peer)
 
     def worker_gone(self, peer: Peer, death: Death, retry: bool) -> list[list[Death]]:
         """A worker is dead: what it has not answered goes to another one, or waits for the next incarnation.

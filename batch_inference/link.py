@@ -67,8 +67,7 @@ class Peer:
 class Events(Protocol):
     """What a link tells its client, from the monitor thread."""
 
-    def worker_ready(self, peer: Any) -> None: ...
-    def worker_retires(self, peer: Any) -> None: ...
+    def workers_change(self, ready: Sequence[Any], retiring: Sequence[Any] = ()) -> None: ...
     def worker_gone(self, peer: Any, death: Death, retry: bool) -> list[list[Death]]: ...
     def host_failed(self, error: BatchInferenceError) -> None: ...
     def reply_elsewhere(self, key: int, gen: int, status: int, reply: Segment, size: int) -> None: ...
@@ -109,6 +108,7 @@ class Link:
         self._supervisor = -1  # pidfd
         self._supervisor_pid = 0
         self._peers: dict[int, Peer] = {}
+        self._successors: list[Peer] = []  # of workers that have not been said to retire yet
         self.cells: Any = None  # the host's board
         self._limits: board.Limits = {}  # those that this process put in force
         self.row = 0  # the board index of this client's first cell
@@ -436,12 +436,15 @@ class Link:
         peer = Peer(message["worker"], message["incarnation"], pidfd, RequestPipe(pipe))
         self._peers[peer.index] = peer
         self._served = True
-        self._events.worker_ready(peer)
+        if message["succeeds"]:  # others, who retire; they change all at once
+            self._successors.append(peer)
+        else:
+            self._events.workers_change([peer])
 
     def _workers_retire(self, indices: list[int], config: int) -> None:
         """Their successors are ready: from now on nothing more goes to these workers."""
-        for peer in [self._peers[index] for index in indices if index in self._peers]:
-            self._events.worker_retires(peer)
+        ready, self._successors = self._successors, []
+        self._events.workers_change(ready, [self._peers[index] for index in indices if index in self._peers])
         with self._lock:
             self._take_config(config)
             self._say({"type": "retired"}, [])
@@ -493,6 +496,7 @@ class Link:
         for peer in self._peers.values():
             os.close(peer.pidfd)
         self._peers.clear()
+        self._successors.clear()
         processes.reap()
 
     def _close_descriptors(self) -> None:

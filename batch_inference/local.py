@@ -80,7 +80,7 @@ class Lane:
             return
         worker = Worker(model, self._recipe, self._inbox, self._link.cells, board.worker_row(self.index))
         self._show(board.READY)
-        self._link.events.worker_ready(self)
+        self._link.ready(self)
         self.loaded.set()
         try:
             worker.run()
@@ -127,7 +127,7 @@ class LocalLink:
         new.loaded.wait()
         if new.failure is not None:
             raise new.failure
-        self.events.worker_retires(old)
+        self.events.workers_change([new], [old])
         threading.Thread(target=self._retire, args=(old,), name="batch_inference-retire", daemon=True).start()
 
     def _retire(self, lane: Lane) -> None:
@@ -137,6 +137,10 @@ class LocalLink:
         lane.end()
         with self._lock:
             self._lanes.remove(lane)
+
+    def ready(self, lane: Lane) -> None:
+        if self._lanes[0] is lane:
+            self.events.workers_change([lane])
 
     def failed_to_load(self, lane: Lane) -> None:
         with self._lock:

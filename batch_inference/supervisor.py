@@ -267,13 +267,14 @@ class Supervisor:
         for client in self.members():
             self.send(client, message)
 
-    def tell_ready(self, client: Client, worker: Worker) -> None:
+    def tell_ready(self, client: Client, worker: Worker, succeeds: bool = False) -> None:
         assert worker.process is not None
         message = {
             "type": "ready",
             "worker": worker.index,
             "incarnation": worker.incarnation,
             "pid": worker.process.pid,
+            "succeeds": succeeds,
         }
         self.send(client, message, [worker.pipe, worker.pidfd])
 

@@ -48,7 +48,8 @@ class Host:
     def send(self, client: Client, message: dict[str, Any], fds: list[int] | None = None) -> None:
         self.said.append((client.number, message["type"]))
 
-    def tell_ready(self, client: Client, worker: Worker) -> None:
+    def tell_ready(self, client: Client, worker: Worker, succeeds: bool = False) -> None:
+        assert succeeds  # the client keeps it back until it hears who retires
         self.said.append((client.number, f"ready {worker.index}"))
 
     def adopt(self, config: int) -> None:
