@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from batch_inference import ConfigError, HostClosedError, ModelHost, OverloadedError, RequestTimeoutError
+from batch_inference.batcher import BucketSeqBatcher
 from batch_inference.policy import FixedDelay
 from batch_inference.testing import alive, wait_until
 from tests.process.conftest import environment
@@ -343,6 +344,31 @@ def test_a_full_batch_is_run_whatever_the_policy_wants() -> None:
         for number, future in enumerate(futures):
             check(future.result(30), number)
         assert host.statistics().cuts.full == host.statistics().batches == 3
+
+
+def test_no_kind_is_made_to_wait_while_another_does() -> None:
+    with ModelHost(Doubles, policy=WaitsForEver(), max_batch_size=3)() as host:
+        whole = [host.submit(request(0))]
+        half = [host.submit(np.full((1, 1), 0.5))]
+        check(whole[0].result(30), 0)
+        assert not half[0].done()  # alone again, it waits for others
+        half += [host.submit(np.full((1, 1), number + 0.5)) for number in (1, 2)]
+        for number, future in enumerate(half):
+            check(future.result(30), number + 0.5)
+        cuts = host.statistics().cuts
+        assert (cuts.kind, cuts.full, host.statistics().batches) == (1, 1, 2)
+
+
+def test_a_batch_is_full_when_its_budget_is_and_each_bucket_fills_on_its_own() -> None:
+    batcher = BucketSeqBatcher([0], [16, 32], pad_to_bucket=True)  # a request's size is what it is padded to
+    with ModelHost(Doubles, batcher=batcher, policy=WaitsForEver(), max_delay=20, max_batch_size=64)() as host:
+        short = [host.submit(np.full((1, 9), number)) for number in range(4)]
+        for number, future in enumerate(short):
+            assert future.result(30)[0, 0] == 2 * number
+        long = [host.submit(np.full((1, 20), number)) for number in range(2)]
+        for number, future in enumerate(long):
+            assert future.result(30)[0, 0] == 2 * number
+        assert host.statistics().cuts.full == host.statistics().batches == 2
 
 
 def test_a_users_own_policy_is_asked_and_told(tmp_path: Path) -> None:
