@@ -281,7 +281,7 @@ def test_a_closed_loop_that_costs_time_on_the_way_is_as_fast_as_full_batches_can
     fastest = callers / (A + B * callers + on_the_way * callers)
     simulation = Simulation(Returning(), load)
     simulation.run(0.5)
-    assert simulation.run(2.0).throughput > 0.93 * fastest
+    assert simulation.run(1.0).throughput > 0.93 * fastest
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8, 0.95])
