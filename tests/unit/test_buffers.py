@@ -150,3 +150,11 @@ def test_each_thread_has_buffers_of_its_own() -> None:
     thread.start()
     thread.join()
     assert where[1] == 0 and len(mine) == 1
+
+
+def test_buffers_that_nobody_uses_are_released_and_others_stay() -> None:
+    used = tensors.empty((1 << 16,), np.zeros(0, np.float64))
+    used[:] = 7
+    tensors.empty((1 << 17,), np.zeros(0, np.float64))  # free at once
+    tensors.release_unused()
+    assert len(buffers.pool.bases) == 1 and (used == 7).all()

@@ -267,3 +267,14 @@ def test_can_hold() -> None:
     if torch is not None:
         cases = [("int64", -100, True), ("uint8", -1, False), ("bfloat16", 0.5, True), ("bool", 2, False)]
         assert [tensors.can_hold(getattr(torch, t), n) for t, n, _ in cases] == [fits for *_, fits in cases]
+
+
+@needs_torch
+def test_out_of_memory_is_known_whoever_raises_it() -> None:
+    class Own(torch.cuda.OutOfMemoryError):
+        pass
+
+    for error in (MemoryError(), torch.cuda.OutOfMemoryError("CUDA"), Own("mine")):
+        assert tensors.out_of_memory(error)
+    for error in (RuntimeError("CUDA out of memory"), type("OutOfMemoryError", (Exception,), {})()):
+        assert not tensors.out_of_memory(error)

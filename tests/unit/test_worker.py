@@ -97,6 +97,53 @@ def test_a_batch_of_one_is_marked_as_such_also_when_a_failed_batch_is_divided() 
     assert type(model.sent[1].error) is ValueError
 
 
+class Looks(ListBatcher):
+    """Looks at the slots from its hooks."""
+
+    def __init__(self, sent: list[Sent]) -> None:
+        self.sent = sent
+        self.alone: list[list[int]] = []
+
+    def look(self) -> None:
+        self.alone.append([index for index, request in enumerate(self.sent) if request.runs_alone])
+
+    def size(self, request: tuple[Any, ...]) -> int:
+        self.look()
+        return 1 if isinstance(request[0], str) else len(request[0])
+
+    def split(self, request: tuple[Any, ...], limit: int) -> list[tuple[Any, ...]]:
+        self.look()
+        return [(item,) for item in request[0]]
+
+    def join(self, responses: list[Any]) -> Any:
+        return responses
+
+    def batch(self, requests: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+        self.look()
+        return super().batch(requests)
+
+
+def test_a_request_is_marked_alone_while_hooks_look_at_it_and_not_while_it_waits() -> None:
+    batcher = Looks([])
+    bench = Bench(lambda texts: texts, batcher, max_batch_size=2)
+    batcher.sent += bench.send([("one",), (["two", "three", "four"],)])
+    bench.run()
+    taken = [[0], [1], [1], [1], [1], [1]]  # size of both, split, and size of the three parts
+    assert batcher.alone == [*taken, [], []]  # two batches of two
+    assert [request.result for request in batcher.sent] == ["one", ["two", "three", "four"]]
+
+
+def test_parts_that_are_none_are_an_error_of_the_batcher() -> None:
+    class Empty(Looks):
+        def split(self, request: tuple[Any, ...], limit: int) -> list[tuple[Any, ...]]:
+            return []
+
+    bench = Bench(lambda texts: texts, Empty([]), max_batch_size=2)
+    (sent,) = bench.send([(["one", "two", "three"],)])
+    bench.run()
+    assert type(sent.error) is BatcherError and "split gave no parts" in str(sent.error)
+
+
 # --- signs of life ----------------------------------------------------------------------------------------------------
 
 
