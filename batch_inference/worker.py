@@ -42,6 +42,7 @@ class Worker:
         self._runner = Runner(model, recipe.batcher, recipe.isolate_errors, cells, row, inbox.flush)
         self._intake = Intake(recipe.batcher)
         self._waiting = Waiting()
+        self._limit = 0  # the most that a batch may hold
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
         self._usual_run = 0.0  # seconds that a batch takes
 
@@ -54,7 +55,7 @@ class Worker:
                 pause = None
                 continue
             queue = self._waiting.oldest()
-            limit = ONE if queue[0].kind is ALONE else self._limit()
+            limit = ONE if queue[0].kind is ALONE else self._limit
             pause = self._pause(queue, limit)
             if pause <= 0:
                 self._serve(self._waiting.cut(queue, limit, time.monotonic_ns()))
@@ -63,7 +64,7 @@ class Worker:
                 pause = max(0.0, pause - self._runner.ahead.copy(queue, limit))
 
     def _take(self, pause: float | None) -> None:
-        """Queues what has arrived, after waiting up to `pause` seconds for it."""
+        """Queues what has arrived, after waiting up to `pause` seconds for it, and looks at the limits in force."""
         if pause:
             timeout = max(0.0, pause - self._overshoot)
             until = time.monotonic() + timeout
@@ -73,7 +74,8 @@ class Worker:
         else:
             arrived = self._inbox.receive(pause)
         self._cells[self._row + board.BEATS] += 1
-        limit, most = self._limit(), self._cells[board.MAX_BATCH_SIZE]
+        most = self._cells[board.MAX_BATCH_SIZE]
+        self._limit = limit = self._smaller(most)
         for incoming in arrived:
             try:
                 for request in self._intake.requests(incoming, limit, most):
@@ -86,10 +88,8 @@ class Worker:
                 incoming.fail(error)
         self._inbox.flush()
 
-    def _limit(self) -> int:
-        """The most that a batch may hold: max_batch_size, or what the memory was found to hold, as long as that is less
-        than any max_batch_size since."""
-        most: int = self._cells[board.MAX_BATCH_SIZE]
+    def _smaller(self, most: int) -> int:
+        """`most`, or the size that memory was found to hold, as long as that is less than any max_batch_size since."""
         learned: int = self._cells[self._row + board.SIZE_LIMIT]
         if 0 < learned < most:
             return learned
