@@ -185,6 +185,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the server that runs as well
     console = Console(highlight=False)
     texts = [line for line in arguments.sentences.read_text("utf-8").splitlines() if line]
     console.print(
