@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import weakref
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError
@@ -23,6 +22,7 @@ from batch_inference.options import CLIENT_OPTIONS, Options, check_seconds, in_w
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from types import TracebackType
 
     from batch_inference.batcher.batcher import Batcher

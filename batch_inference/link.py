@@ -153,6 +153,8 @@ class Link:
         now.
         """
         with self._lock:
+            if self._failed or self._closing:
+                raise HostClosedError("the host has given up or was stopped: stop() and start() it")
             if self._reload is not None:
                 raise ModelLoadError("this process is changing the model already: try again when that has ended")
             assert self.config is not None
@@ -410,7 +412,6 @@ class Link:
             elif message["type"] == "gone":
                 self._worker_gone(death_of(message))
             elif message["type"] == "failed":
-                self._failed = True
                 self._fail(failure(message))
             elif message["type"] == "retiring":
                 self._workers_retire(message["workers"], fds[0])
@@ -450,6 +451,7 @@ class Link:
             self._say({"type": "retired"}, [])
 
     def _fail(self, error: BatchInferenceError) -> None:
+        self._failed = True
         self._end_reload(error)
         self._events.host_failed(error)
 

@@ -37,7 +37,7 @@ class Host(Protocol):
     def members(self) -> list[Client]: ...
     def send(self, client: Client, message: Message, fds: list[int] | None = None) -> None: ...
     def tell_ready(self, client: Client, worker: Worker, succeeds: bool = False) -> None: ...
-    def adopt(self, config: int) -> None: ...
+    def adopt(self, config: int, settings: dict[str, Any]) -> None: ...
     def outstanding(self, worker: Worker) -> int: ...
     def quit(self, worker: Worker) -> None: ...
     def remove(self, worker: Worker) -> None: ...
@@ -47,10 +47,11 @@ class Host(Protocol):
 class Reload:
     """A change of model whose successors load. Takes over the descriptor `config`."""
 
-    def __init__(self, host: Host, client: Client, config: int) -> None:
+    def __init__(self, host: Host, client: Client, config: int, settings: dict[str, Any]) -> None:
         self._host = host
         self._client = client
         self._config = config
+        self._settings = settings  # as they were read from it when it came
         self._predecessors = [worker for worker in host.workers if not worker.retires and not worker.succeeds]
         self._successors: list[Worker] = []
         self.over = False
@@ -72,7 +73,7 @@ class Reload:
         if self.over or not all(successor.ready for successor in self._successors):
             return
         self.over = True
-        self._host.adopt(self._config)
+        self._host.adopt(self._config, self._settings)
         for successor in self._successors:
             successor.succeeds, successor.was_ready = False, True
         clients = self._host.members()

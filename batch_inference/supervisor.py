@@ -468,11 +468,14 @@ class Supervisor:
     def _begin_reload(self, client: Client, config: int) -> None:
         """Starts a reload; one that a client asks for again after an election may have happened already."""
         try:
-            revision = payload.read_settings(config)["revision"]
-        except (struct.error, ArithmeticError, MemoryError) as error:
+            settings = payload.read_settings(config)
+            if settings.keys() != self._settings.keys() or settings["workers"] != self._settings["workers"]:
+                raise ConnectionLostError("not a payload of this host")
+            newer = settings["revision"] > self._settings["revision"]
+        except (ConnectionLostError, struct.error, ArithmeticError, MemoryError, TypeError, ValueError) as error:
             os.close(config)
             raise ConnectionLostError("not a payload") from error
-        if revision <= self._settings["revision"]:
+        if not newer:
             os.close(config)
             self.send(client, {"type": "reloaded"})
             return
@@ -481,7 +484,7 @@ class Supervisor:
             why = "another reload is under way: try again when it has ended"
             self.send(client, {"type": "reload failed", "refused": why})
             return
-        self._reload = Reload(self, client, config)
+        self._reload = Reload(self, client, config, settings)
         self._reload.start()
 
     def new_worker(self, place: int, config: int) -> Worker | None:
@@ -495,11 +498,10 @@ class Supervisor:
         self._board.quads[index * board.WORKER_CELLS + board.WORKER_RESTARTS] = 0
         return worker
 
-    def adopt(self, config: int) -> None:
+    def adopt(self, config: int, settings: payload.Settings) -> None:
         """From now on workers and elections are made from this payload."""
         os.close(self._config)
-        self._config = config
-        self._settings = payload.read_settings(config)
+        self._config, self._settings = config, settings
 
     def outstanding(self, worker: Worker) -> int:
         return board.outstanding(self._board.quads, worker.index)

@@ -52,7 +52,7 @@ class Host:
         assert succeeds  # the client keeps it back until it hears who retires
         self.said.append((client.number, f"ready {worker.index}"))
 
-    def adopt(self, config: int) -> None:
+    def adopt(self, config: int, settings: dict[str, Any]) -> None:
         self.config = config
 
     def outstanding(self, worker: Worker) -> int:
@@ -83,7 +83,7 @@ def config() -> int:
 
 
 def begin(host: Host, config: int) -> Reload:
-    reload = Reload(host, host.clients[0], config)
+    reload = Reload(host, host.clients[0], config, {})
     reload.start()
     return reload
 
