@@ -463,6 +463,62 @@ class Supervisor:
     def _too_many_restarts(self) -> bool:
         return self._restarts.exceeded(time.monotonic(), self._served())
 
+    def _close(self, worker: Worker) -> None:
+        for source in (worker.connection, worker.pidfd, worker.output, worker.log):
+            if source is not None:
+                self._unwatch(source)
+        if worker.connection is not None:
+            worker.connection.close()
+        if worker.log is not None:
+            worker.log.close()
+        handshake.close_all([worker.pidfd, worker.pipe, worker.output])
+        worker.process = worker.connection = worker.log = None
+        worker.ready = False
+
+    def _give_up(self, worker: Worker, what: str) -> None:
+        self._show(worker, board.FAILED_STATE)
+        self._tell_clients(
+            {
+                "type": "failed",
+                "loading": worker.failure is not None or not worker.was_ready,
+                "what": what,
+                "traceback": worker.failure and handshake.shorten(worker.failure),
+                "output": handshake.shorten("".join(worker.tail)),
+                "restarts": self._settings["max_restarts"],
+            }
+        )
+        self._stop()
+
+    def _copy_output(self, worker: Worker) -> None:
+        """Passes on what a worker printed, and remembers its last lines for the message on its death."""
+        for _ in range(64):
+            try:
+                data = os.read(worker.output, 8192)
+            except BlockingIOError:
+                return
+            if not data:  # closed by the worker, which is dying, or daemonised its output
+                self._unwatch(worker.output)
+                return
+            text = data.decode(errors="replace")
+            for line in text.splitlines(keepends=True):
+                if worker.tail and not worker.tail[-1].endswith("\n"):
+                    worker.tail[-1] = (worker.tail[-1] + line)[-2000:]
+                else:
+                    worker.tail.append(line[-2000:])
+            self._tell_application({"type": "output", "text": text})
+
+    def _copy_log(self, worker: Worker) -> None:
+        for _ in range(64):
+            try:
+                assert worker.log is not None
+                data = worker.log.recv(handshake.MAX_MESSAGE)
+            except OSError:  # nothing there now
+                return
+            try:
+                self._tell_application({"type": "log", "record": json.loads(data)})
+            except ValueError:
+                pass  # a record that was cut short
+
     # --- another model (see reloading.py) -------------------------------------------------------------------------
 
     def _begin_reload(self, client: Client, config: int) -> None:
@@ -551,62 +607,6 @@ class Supervisor:
         if worker.process is process and not worker.ready:
             worker.killed = f"was killed: its model was not ready within start_timeout={self._start_timeout:g} s"
             process.kill()
-
-    def _close(self, worker: Worker) -> None:
-        for source in (worker.connection, worker.pidfd, worker.output, worker.log):
-            if source is not None:
-                self._unwatch(source)
-        if worker.connection is not None:
-            worker.connection.close()
-        if worker.log is not None:
-            worker.log.close()
-        handshake.close_all([worker.pidfd, worker.pipe, worker.output])
-        worker.process = worker.connection = worker.log = None
-        worker.ready = False
-
-    def _give_up(self, worker: Worker, what: str) -> None:
-        self._show(worker, board.FAILED_STATE)
-        self._tell_clients(
-            {
-                "type": "failed",
-                "loading": worker.failure is not None or not worker.was_ready,
-                "what": what,
-                "traceback": worker.failure and handshake.shorten(worker.failure),
-                "output": handshake.shorten("".join(worker.tail)),
-                "restarts": self._settings["max_restarts"],
-            }
-        )
-        self._stop()
-
-    def _copy_output(self, worker: Worker) -> None:
-        """Passes on what a worker printed, and remembers its last lines for the message on its death."""
-        for _ in range(64):
-            try:
-                data = os.read(worker.output, 8192)
-            except BlockingIOError:
-                return
-            if not data:  # closed by the worker, which is dying, or daemonised its output
-                self._unwatch(worker.output)
-                return
-            text = data.decode(errors="replace")
-            for line in text.splitlines(keepends=True):
-                if worker.tail and not worker.tail[-1].endswith("\n"):
-                    worker.tail[-1] = (worker.tail[-1] + line)[-2000:]
-                else:
-                    worker.tail.append(line[-2000:])
-            self._tell_application({"type": "output", "text": text})
-
-    def _copy_log(self, worker: Worker) -> None:
-        for _ in range(64):
-            try:
-                assert worker.log is not None
-                data = worker.log.recv(handshake.MAX_MESSAGE)
-            except OSError:  # nothing there now
-                return
-            try:
-                self._tell_application({"type": "log", "record": json.loads(data)})
-            except ValueError:
-                pass  # a record that was cut short
 
     # --- ends and odds --------------------------------------------------------------------------------------------
 

@@ -10,16 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batch_inference import ConfigError, HostClosedError, ModelHost, RequestTimeoutError, WorkerDiedError
 from batch_inference.policy import FixedDelay
-from batch_inference.testing import Doubles, wait_until
-from tests.process import faulty
-from tests.process.load import MANY, Load, kill, value, worker_pid
+from batch_inference.testing import Doubles
+from tests.process.load import MANY, Load, value, worker_pid
 from tests.process.models import Sleeps
 
 IN_C, WITH_LOCK, STOPPED, FOR_A_WHILE = -1, -2, -3, -4
@@ -122,13 +120,6 @@ def test_stop_ends_though_the_model_hangs() -> None:
     for future in futures:
         with pytest.raises(HostClosedError, match="hung for"):
             future.result(0)
-
-
-def test_a_restart_that_never_gets_ready_is_killed_after_start_timeout(tmp_path: Path) -> None:
-    with ModelHost(faulty.Reloads, start_timeout=8)(str(tmp_path)) as host:
-        kill(worker_pid(host))
-        assert host.predict(value(5), timeout=60).tolist() == [[10]]
-        wait_until(lambda: len(os.listdir(tmp_path)) == 3, 1, "the second load was given up for the third")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "1", True])
