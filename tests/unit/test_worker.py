@@ -382,8 +382,7 @@ def test_a_batch_for_which_memory_does_not_suffice_is_halved_and_later_ones_are_
     bench.run()
     assert results(sent) == [2 * n for n in range(24)]
     assert model.sizes == [16, 8, 4, 4, 4, 4, 4, 4]
-    statistics = board.read_board(bench.cells, 1, 0)
-    assert statistics.workers[0].size_limit == 4 and statistics.failed == 0
+    assert bench.cells[ROW + board.SIZE_LIMIT] == 4 and bench.cells[ROW + board.FAILED] == 0
 
 
 def test_a_request_that_is_too_large_by_itself_gets_the_error_and_says_nothing_about_others() -> None:
@@ -395,7 +394,7 @@ def test_a_request_that_is_too_large_by_itself_gets_the_error_and_says_nothing_a
     assert isinstance(error, RuntimeError) and str(error).startswith("no room")
     assert results(sent) == [2 * n for n in range(16) if n != 8]
     assert model.sizes == [16, 8, 8, 4, 2, 1, 1, 2, 4]
-    assert board.read_board(bench.cells, 1, 0).workers[0].size_limit is None
+    assert bench.cells[ROW + board.SIZE_LIMIT] == 0
 
 
 def test_a_request_larger_than_what_memory_holds_is_split_once_that_is_known() -> None:
