@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -67,7 +68,7 @@ class Served:
         task = progress.add_task(title, total=len(inputs))
         advance = functools.partial(progress.advance, task)
         run = closed_loop(self.ask, inputs, callers, host=self.host, done=advance)
-        return Cell(run, 1 - tokens / (self.padded() - before))
+        return Cell(run, max(0.0, 1 - tokens / (self.padded() - before)))  # not -0.0, when it is none but for rounding
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,13 @@ class Comparison:
 
 def results(cells: dict[str, Cells]) -> Table:
     """A table of `cells`, by what stands in the first column."""
-    table = Table(title="Embeddings over the number of callers")
-    for title in ("", "way", "requests/s", "latency p50", "latency p99", "mean batch", "padding"):
+    table = Table(
+        title="Embeddings over the number of callers; p50 and p99 of the latency",
+        box=SIMPLE,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for title in ("callers", "way", "requests/s", "p50", "p99", "batch", "padding"):
         table.add_column(title, justify="left" if title == "way" else "right")
     for group, ways in cells.items():
         for way, cell in ways.items():
