@@ -36,12 +36,14 @@ from batch_inference.transport.wire import (
     DONE_GEN,
     DROPPED,
     ERROR,
+    FINISHED,
+    FINISHED_OFFSET,
     GIVEN_UP,
-    HEADER,
     HEADER_SIZE,
     OK,
     REPLY_SIZE,
     RUNS_ALONE,
+    SENT,
     STARTED_AFTER,
     STARTED_GEN,
     STATUS,
@@ -139,33 +141,37 @@ class Client:
     def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC)."""
         encoded = codec.encode_request(args)
-        slot = self.room.slot(encoded.size) or self.room.wait_for_slot(encoded.size, deadline)
+        slot = self.room.slot(len(encoded)) or self.room.wait_for_slot(len(encoded), deadline)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
         """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
         encoded = codec.encode_request(args)
-        if encoded.size > most:
+        if len(encoded) > most:
             return None
-        slot = self.room.slot(encoded.size, grow=False)
+        slot = self.room.slot(len(encoded), grow=False)
         return slot and self._write(slot, encoded)
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when there is no room."""
         encoded = codec.encode_request(args)
         self.sweep()
-        slot = self.room.slot(encoded.size)
+        slot = self.room.slot(len(encoded))
         if slot is None:
             raise self.room.overloaded()
         return self._write(slot, encoded)
 
     def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
         try:
-            memory, start, size = slot.segment.memory, slot.offset, encoded.size
+            memory, start, size = slot.segment.memory, slot.offset, len(encoded)
             slot.length, slot.reply_at = size, reply_at(size)
             room = (1 << slot.order) - slot.reply_at
-            HEADER.pack_into(memory, start, slot.gen, 0, 0, 0, 0, 0, size, 0, room, 0, 0)
-            encoded.write(memory, start + HEADER_SIZE)
+            SENT.pack_into(memory, start, slot.gen, 0, size, 0, room)
+            start += HEADER_SIZE
+            if type(encoded) is bytes:
+                memory[start : start + size] = encoded
+            else:
+                encoded.write(memory, start)  # type: ignore[union-attr]
         except BaseException:
             self.room.release(slot)
             raise
@@ -177,7 +183,8 @@ class Client:
         Without a worker that is ready the monitor sends it, once there is one.
         """
         with self._lock:
-            self._check_open()
+            if self._over is not None:
+                self._check_open()
             peer = self._enter(slot, channel, deadline, time.monotonic_ns())
         if peer is not None:
             self.link.send(peer, self.descriptor(slot))
@@ -195,7 +202,8 @@ class Client:
         slot.channel, slot.arrived = channel, now
         slot.deadline = 0 if deadline is None else int(deadline * 1e9)
         self._outstanding[slot.key] = slot
-        self.room.admitted.discard(slot.key)
+        if self.room.admitted:
+            self.room.admitted.discard(slot.key)
         return self._assign(slot)
 
     def descriptor(self, slot: Slot) -> bytes:
@@ -218,12 +226,12 @@ class Client:
     def collect_left(self, slot: Slot) -> Any:
         """`collect` after `leave_all`."""
         try:
-            segment = slot.segment
+            memory = slot.segment.memory
             if slot.gen & TRANSPORT_SAMPLE == 1 or slot.gen < FIRST_SAMPLES:
                 self._time_reply(slot)
-            if slot.error is None and slot.elsewhere is None and segment.words[slot.word + STATUS] == OK:
-                size = segment.quads[slot.quad + REPLY_SIZE]
-                return codec.decode(segment.memory, slot.offset + slot.reply_at, size)
+            size, _, status, _ = FINISHED.unpack_from(memory, slot.offset + FINISHED_OFFSET)
+            if status == OK and slot.error is None and slot.elsewhere is None:
+                return codec.decode(memory, slot.offset + slot.reply_at, size)
             return self._collect_rare(slot)
         finally:
             self.room.release(slot)
@@ -317,7 +325,9 @@ class Client:
             ready.remove(peer)  # among equals each in turn
             ready.append(peer)
         slot.worker = peer
-        self._count(peer.index, 1)
+        index, link = peer.index, self.link  # as _count does, but without the call
+        self._counts[index] = count = self._counts[index] + 1
+        link.cells[link.row + index] = count
         return peer
 
     def _load(self, index: int) -> int:

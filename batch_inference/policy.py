@@ -34,7 +34,7 @@ LEAST_EXPECTED = 0.5  # requests: fewer are not waited for
 OUTLIER = 4.0  # a batch may count for this many times what was expected of it: it may have been held up by others
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Queue:
     """What waits of the kind whose oldest request is oldest. Times are of one monotonic clock."""
 

@@ -64,7 +64,11 @@ class Room:
 
     def slot(self, size: int, *, grow: bool = True) -> Slot | None:
         """A slot for an encoded request of `size` bytes and its reply, or None if there is no room now."""
-        if self.waiting or self._crowded():
+        if self.waiting:
+            return None
+        self._until_count -= 1
+        pending = len(self._outstanding) + len(self.admitted) + self._others
+        if (self._until_count <= 0 or pending >= self._link.cells[board.MAX_PENDING]) and self._crowded():
             return None
         order = self._orders.get(size)
         if order is None:
@@ -137,12 +141,8 @@ class Room:
         return OverloadedError(f"no room for one more request: {self._why()}")
 
     def _crowded(self) -> bool:
-        """Whether `max_pending` requests are pending, over all clients. The others' are counted now and then."""
-        most = self._link.cells[board.MAX_PENDING]
-        self._until_count -= 1
-        if self._until_count > 0 and len(self._outstanding) + len(self.admitted) + self._others < most:
-            return False
-        return bool(self.pending() >= most)
+        """Whether `max_pending` requests are pending, over all clients, whose requests are counted for it."""
+        return bool(self.pending() >= self._link.cells[board.MAX_PENDING])
 
     def _slot_size(self, size: int) -> int:
         """Bytes for header, an encoded request of `size` bytes, and its reply."""

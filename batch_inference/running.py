@@ -11,6 +11,7 @@ they are attempted again in parts: in halves when the memory did not suffice, wi
 
 from __future__ import annotations
 
+import operator
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from batch_inference.batcher.multi_batcher import MultiBatcher
 from batch_inference.errors import BatcherError, ItemErrors
 from batch_inference.isolation import Failure, Hope, blame, culprits
 from batch_inference.transport import codec
+from batch_inference.transport.wire import ERROR
 from batch_inference.waiting import Request
 
 ENDS = (SystemExit, KeyboardInterrupt)
@@ -135,7 +137,7 @@ class Runner:
         answered = sum([request.answers for request in batch])
         self.count_failed(answered, answered)
         for request in batch:
-            request.fail(encoded)
+            request.reply(encoded, ERROR)
 
     # --- an attempt -----------------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Runner:
             if not batch:
                 return None
             if len(batch) == 1:
-                batch[0].incoming.runs(alone=True)
+                batch[0].runs(alone=True)
         cells, beats = self._cells, self._row + board.BEATS
         cells[beats] += 1
         started = time.monotonic_ns()
@@ -155,7 +157,7 @@ class Runner:
         try:
             if again and not self._batcher.borrows:  # the model may have changed what it was given the last time
                 for request in batch:
-                    request.args = request.fresh_args(self._batcher)
+                    request.args = request.fresh_args(self._batcher.borrows)
             responses, context, named = self._call(batch)
             padding = self._batcher.padding(context) if self._pads else (0, 0)
         except ENDS:
@@ -164,7 +166,7 @@ class Runner:
             forget_locals(error)
             failure = Failure(batch, error)
             if len(batch) == 1:
-                batch[0].incoming.runs(alone=False)
+                batch[0].runs(alone=False)
         else:
             if named is not None:
                 forget_locals(named.raised)
@@ -240,23 +242,23 @@ class Runner:
         self._answered += len(batch)
         for request, response in zip(batch, responses):
             try:
-                request.reply(response)
+                request.reply(codec.encode(response))
             except ENDS:
                 raise
             except BaseException as error:
                 self.count_failed(1)
-                request.fail(codec.encode_error(error))
+                request.reply(codec.encode_error(error), ERROR)
 
     # --- counting: before the reply, so that its caller finds it counted ------------------------------------------
 
     def _count_batch(self, batch: Sequence[Request], nanoseconds: int, padding: tuple[int, int]) -> None:
         cells, row = self._cells, self._row
         cells[row + board.BATCHES] += 1
-        cells[row + board.REQUESTS] += sum([request.answers for request in batch])
+        cells[row + board.REQUESTS] += sum(map(_answers, batch))
         cells[row + board.SIZE] += size_of(batch)
         cells[row + board.RUNNING + board.bucket(nanoseconds)] += len(batch)
-        if self._pads:
-            own, padded = padding
+        own, padded = padding
+        if padded:
             cells[row + board.OWN] += own
             cells[row + board.PADDED] += padded
 
@@ -265,8 +267,11 @@ class Runner:
         self._cells[self._row + board.REQUESTS] += answered
 
 
+_answers, _size = operator.attrgetter("answers"), operator.attrgetter("size")
+
+
 def size_of(batch: Sequence[Request]) -> int:
-    return sum([request.size for request in batch])
+    return sum(map(_size, batch))
 
 
 def still_wanted(batch: Sequence[Request]) -> Sequence[Request]:
@@ -305,9 +310,5 @@ def collate(batcher: Batcher, requests: list[tuple[Any, ...]]) -> tuple[Any, Any
 def call_model(model: Any, batcher: Batcher, batched: Any) -> Any:
     """What the model returns for what `batcher.batch` made: one call, or one for each of a MultiBatcher's batches."""
     if isinstance(batcher, MultiBatcher):
-        return [predict(model, part) for part in batched]
-    return predict(model, batched)
-
-
-def predict(model: Any, batched: Any) -> Any:
-    return model.predict_batch(*model_arguments(batched))
+        return [model.predict_batch(*model_arguments(part)) for part in batched]
+    return model.predict_batch(*batched) if type(batched) is tuple else model.predict_batch(*model_arguments(batched))

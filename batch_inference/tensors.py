@@ -39,6 +39,7 @@ def _plain_dtypes() -> dict[np.dtype[Any], str]:
 
 _NUMPY_NAMES: Final = _plain_dtypes()
 _NUMPY_DTYPES: Final = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
+_NATIVE: Final = frozenset([dtype for dtype in _NUMPY_NAMES if dtype.isnative])
 _ITEM_SIZES: dict[str, int] = {name: dtype.itemsize for name, dtype in _NUMPY_DTYPES.items()}
 
 
@@ -244,14 +245,16 @@ def has_tobytes(spec: Spec) -> bool:
     return spec[0] == "numpy"
 
 
-def reader(spec: Spec, *, lend: bool) -> Callable[[Any, int], Any]:
-    """`view` (with `lend`) or `copy` for one spec: a function of memory and offset that looks nothing up."""
+def reader(spec: Spec, at: int, *, lend: bool) -> Callable[[Any, int], Any]:
+    """`view` (with `lend`) or `copy` for one spec, `at` bytes on: a function of memory and offset that looks nothing
+    up."""
     if spec[0] != "numpy":
-        return functools.partial(view if lend else copy, spec)
+        read = view if lend else copy
+        return lambda memory, offset: read(spec, memory, offset + at)
     shape, dtype = spec[2], _NUMPY_DTYPES[spec[1]]
     if lend:
-        return lambda memory, offset: np.ndarray(shape, dtype, memory, offset)
-    return lambda memory, offset: np.ndarray(shape, dtype, memory, offset).copy()
+        return lambda memory, offset: np.ndarray(shape, dtype, memory, offset + at)
+    return lambda memory, offset: np.ndarray(shape, dtype, memory, offset + at).copy()
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -279,11 +282,10 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
     `rows` asks for a result of that many rows: those beyond the last value are copies of the first row.
     """
     first = values[0]
-    total = sum([value.shape[0] for value in values])
-    if isinstance(first, _ndarray):
-        dtype, size = first.dtype, total * first.dtype.itemsize * math.prod(first.shape[1:])
-        if rows is None and dtype.isnative and size < buffers.WORTH_POOLING and dtype in _NUMPY_NAMES:
-            return np.concatenate(values)
+    total = sum(map(len, values))
+    if rows is None and type(first) is _ndarray and first.dtype in _NATIVE:
+        if total * first.nbytes < buffers.WORTH_POOLING * len(first):
+            return first.copy() if len(values) == 1 else np.concatenate(values)
     out = empty((rows or total, *first.shape[1:]), first)
     return completed(out, append(out, 0, values), rows or total)
 

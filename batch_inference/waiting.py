@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
 
 from batch_inference.batcher.batcher import Batcher
 from batch_inference.errors import BatcherError, RequestTooLargeError
 from batch_inference.policy import Queue
 from batch_inference.transport import codec
 from batch_inference.transport.inbox import Incoming
-from batch_inference.transport.wire import ERROR
+from batch_inference.transport.wire import OK
 
 REMEMBERED = 4096  # layouts
 ALONE = object()
@@ -25,89 +25,104 @@ ONE = -1
 """A limit on the size of a batch that lets one request through."""
 
 
-class Request:
-    """A request that waits in the worker."""
+class Request(Protocol):
+    """A request that waits in the worker: an Incoming, or a Part of one."""
 
-    __slots__ = ("incoming", "args", "size", "kind")
+    args: tuple[Any, ...]
+    size: int
+    kind: Hashable
+    arrived: int  # CLOCK_MONOTONIC in ns, as is
+    deadline: int  # 0 for none
 
-    answers = 1  # how many calls it stands for in the statistics
+    @property
+    def answers(self) -> int:
+        """How many calls it stands for in the statistics."""
+        ...
 
-    def __init__(self, incoming: Incoming, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
-        self.incoming = incoming
+    def unwanted(self, now: int) -> bool: ...
+    def claim(self, now: int, alone: bool) -> bool: ...
+    def runs(self, alone: bool) -> None: ...
+    def reply(self, encoded: codec.Encoded, status: int = OK) -> None: ...
+    def drop(self) -> None: ...
+    def fresh_args(self, lend: bool) -> tuple[Any, ...]: ...
+
+
+class Part:
+    """One of the requests that a request larger than a batch was split into."""
+
+    __slots__ = ("args", "size", "kind", "arrived", "deadline", "answers", "_whole", "_index")
+
+    def __init__(self, whole: Whole, index: int, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
         self.args = args
         self.size = size
         self.kind = kind
-
-    def reply(self, response: Any) -> None:
-        self.incoming.reply(codec.encode(response))
-
-    def fail(self, encoded_error: Any) -> None:
-        self.incoming.reply(encoded_error, ERROR)
-
-    def unwanted(self, now: int) -> bool:
-        return self.incoming.unwanted(now)
-
-    def drop(self) -> None:
-        self.incoming.drop()
-
-    def fresh_args(self, batcher: Batcher) -> tuple[Any, ...]:
-        """The arguments as they were sent, for another run."""
-        return self.incoming.decode(batcher.borrows)[0]
-
-
-class Part(Request):
-    """One of the requests that a request larger than a batch was split into."""
-
-    __slots__ = ("answers", "_whole", "_index")
-
-    def __init__(self, whole: Whole, index: int, args: tuple[Any, ...], size: int, kind: Hashable) -> None:
-        super().__init__(whole.incoming, args, size, kind)
+        self.arrived = whole.incoming.arrived
+        self.deadline = whole.incoming.deadline
         self.answers = int(index == 0)
         self._whole = whole
         self._index = index
 
-    def reply(self, response: Any) -> None:
-        self._whole.settle(self._index, response)
-
-    def fail(self, encoded_error: Any) -> None:
-        self._whole.fail(encoded_error)
-
     def unwanted(self, now: int) -> bool:
-        return self._whole.over or self.incoming.unwanted(now)
+        return self._whole.over or self._whole.incoming.unwanted(now)
+
+    def claim(self, now: int, alone: bool) -> bool:
+        return not self._whole.over and self._whole.incoming.claim(now, alone)
+
+    def runs(self, alone: bool) -> None:
+        self._whole.incoming.runs(alone)
+
+    def reply(self, encoded: codec.Encoded, status: int = OK) -> None:
+        self._whole.settle(self._index, encoded, status)
 
     def drop(self) -> None:
         self._whole.drop()
 
-    def fresh_args(self, batcher: Batcher) -> tuple[Any, ...]:
-        return batcher.split(super().fresh_args(batcher), self._whole.limit)[self._index]
+    def fresh_args(self, lend: bool) -> tuple[Any, ...]:
+        return self._whole.split(self._whole.incoming.fresh_args(lend))[self._index]
 
 
 class Whole:
     """A request that was split: answered when its last part is, failed when its first part fails."""
 
-    def __init__(self, incoming: Incoming, batcher: Batcher, parts: int, limit: int) -> None:
+    def __init__(self, incoming: Incoming, batcher: Batcher, limit: int) -> None:
         self.incoming = incoming
-        self.limit = limit  # that it was split by
         self.over = False  # from then on the slot, and so the memory of parts that still wait, is the caller's again
         self._batcher = batcher
-        self._responses: list[Any] = [None] * parts
-        self._missing = parts
+        self._limit = limit  # that it is split by
+        self._responses: list[Any] = []
+        self._missing = 0
 
-    def settle(self, index: int, response: Any) -> None:
+    def split(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        parts = self._batcher.split(args, self._limit)
+        if not parts:
+            raise BatcherError(
+                f"{type(self._batcher).__name__}.split gave no parts: it must divide a request into some"
+            )
+        return parts
+
+    def parts(self, args: tuple[Any, ...]) -> list[Part]:
+        """The requests to run in its place."""
+        asked = [(part, *ask(self._batcher, part)) for part in self.split(args)]
+        self._responses, self._missing = [None] * len(asked), len(asked)
+        alone = self.incoming.alone
+        return [
+            Part(self, index, part, size, ALONE if alone else kind) for index, (part, size, kind) in enumerate(asked)
+        ]
+
+    def settle(self, index: int, encoded: codec.Encoded, status: int) -> None:
         if self.over:
             return
-        self._responses[index] = own_copy(response)
+        if status != OK:
+            self.over = True
+            self.incoming.reply(encoded, status)
+            return
+        self._responses[index] = decoded(encoded)
         self._missing -= 1
         if self._missing:
             self.incoming.runs(alone=False)
         else:
             self.incoming.reply(codec.encode(self._batcher.join(self._responses)))
             self.over = True
-
-    def fail(self, encoded_error: Any) -> None:
-        if not self.over:
-            self.over = True
-            self.incoming.reply(encoded_error, ERROR)
 
     def drop(self) -> None:
         if not self.over:
@@ -117,9 +132,12 @@ class Whole:
 
 def own_copy(response: Any) -> Any:
     """A copy that stays right when the model uses the memory of what it returned again."""
-    encoded = codec.encode(response)
-    memory = bytearray(encoded.size)
-    encoded.write(memory, 0)
+    return decoded(codec.encode(response))
+
+
+def decoded(encoded: codec.Encoded) -> Any:
+    memory = bytearray(len(encoded))
+    codec.write(encoded, memory, 0)
     return codec.decode(memory, 0, len(memory), lend=True)
 
 
@@ -145,98 +163,78 @@ class Intake:
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
-        self._known: dict[codec.Layout, tuple[int, Hashable]] = {}
+        self._known: dict[codec.Layout | None, tuple[int, Hashable]] = {}
         self._remembers = batcher.by_shape
 
-    def requests(self, incoming: Incoming, limit: int, most: int) -> list[Request]:
+    def requests(self, incoming: Incoming, limit: int, most: int) -> Sequence[Request]:
         """The request that arrived, in parts if it is larger than a batch may be: `limit`, which was learned, or `most`
         for one that cannot be divided by it. Runs code of callers and batchers, which may raise, or end the process."""
-        batcher = self._batcher
-        args, layout = incoming.decode(batcher.borrows, takes=True)
-        known = None if layout is None else self._known.get(layout)
-        if known is None:
-            incoming.take()
-            known = ask(batcher, args)
-            incoming.rest()
-            if layout is not None and self._remembers:
-                if len(self._known) >= REMEMBERED:
-                    self._known.clear()
-                self._known[layout] = known
-        size, kind = known
-        if incoming.alone:
-            kind = ALONE
+        args, layout = incoming.decode(self._batcher.borrows, takes=True)
+        size, kind = self._known.get(layout) or self._ask(incoming, args, layout)
         if size > limit:
             incoming.take()
             try:
-                return self._parts(incoming, args, limit)
+                return Whole(incoming, self._batcher, limit).parts(args)
             except RequestTooLargeError:
                 if size > most:
-                    return self._parts(incoming, args, most)
+                    return Whole(incoming, self._batcher, most).parts(args)
             finally:
                 incoming.rest()
-        return [Request(incoming, args, size, kind)]
+        incoming.args, incoming.size, incoming.kind = args, size, ALONE if incoming.alone else kind
+        return (incoming,)
 
-    def _parts(self, incoming: Incoming, args: tuple[Any, ...], limit: int) -> list[Request]:
-        batcher = self._batcher
-        parts = batcher.split(args, limit)
-        if not parts:
-            raise BatcherError(f"{type(batcher).__name__}.split gave no parts: it must divide a request into some")
-        whole = Whole(incoming, batcher, len(parts), limit)
-        asked = [(part, *ask(batcher, part)) for part in parts]
-        return [
-            Part(whole, index, part, size, ALONE if incoming.alone else kind)
-            for index, (part, size, kind) in enumerate(asked)
-        ]
+    def _ask(self, incoming: Incoming, args: tuple[Any, ...], layout: codec.Layout | None) -> tuple[int, Hashable]:
+        incoming.take()
+        known = ask(self._batcher, args)
+        incoming.rest()
+        if layout is not None and self._remembers:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[layout] = known
+        return known
 
 
 class Waiting:
     """The queues of a worker, one for each kind that waits."""
 
     def __init__(self) -> None:
-        self._queues: dict[Hashable, deque[Request]] = {}
+        self.queues: dict[Hashable, deque[Request]] = {}
         self._alone_last = False
 
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
     def add(self, request: Request) -> None:
-        queue = self._queues.get(request.kind)
+        queue = self.queues.get(request.kind)
         if queue is None:
-            queue = self._queues[request.kind] = deque()
+            queue = self.queues[request.kind] = deque()
         queue.append(request)
-
-    @property
-    def kinds(self) -> int:
-        """How many kinds wait."""
-        return len(self._queues)
 
     def oldest(self) -> deque[Request]:
         """The queue of the kind whose head has waited longest; that of requests that must run alone has every other
         turn at most, as full batches help more callers."""
-        if len(self._queues) == 1:
-            return next(iter(self._queues.values()))
-        queues = [queue for kind, queue in self._queues.items() if not (kind is ALONE and self._alone_last)]
-        return min(queues, key=lambda queue: queue[0].incoming.arrived)
+        if len(self.queues) == 1:
+            return next(iter(self.queues.values()))
+        queues = [queue for kind, queue in self.queues.items() if not (kind is ALONE and self._alone_last)]
+        return min(queues, key=lambda queue: queue[0].arrived)
 
     def cut(self, queue: deque[Request], limit: int, now: int) -> list[Request]:
-        """Takes the next batch from `queue`, in order of arrival, at most `limit` in size or one request.
+        """Takes the next batch from `queue`, in order of arrival, at most `limit` in size or one request, and marks its
+        requests as claimed at `now` (in ns).
 
-        Requests that nobody waits for any more (at `now`, in ns) never enter it.
+        Requests that nobody waits for any more never enter it.
         """
         self._alone_last = limit == ONE
         batch: list[Request] = []
-        size = 0
-        while queue:
-            request = queue[0]
-            if request.unwanted(now):
-                queue.popleft().drop()
-                continue
-            size += request.size
-            if batch and size > limit:
-                break
-            batch.append(queue.popleft())
+        size, kind, alone = 0, queue[0].kind, len(queue) == 1
+        while queue and not (batch and size + queue[0].size > limit):
+            request = queue.popleft()
+            if request.claim(now, alone):
+                size += request.size
+                batch.append(request)
+            else:
+                request.drop()
         if not queue:
-            self._queues = {kind: waiting for kind, waiting in self._queues.items() if waiting}
+            del self.queues[kind]
+        if len(batch) == 1 and not alone:
+            batch[0].runs(alone=True)
         return batch
 
 
@@ -247,6 +245,6 @@ def summary(queue: deque[Request], limit: int) -> Queue | None:
         size += request.size
         if size >= limit:
             return None
-        if request.incoming.deadline and not 0 < deadline < request.incoming.deadline:
-            deadline = request.incoming.deadline
-    return Queue(len(queue), size, queue[0].incoming.arrived / 1e9, deadline / 1e9 if deadline else None)
+        if request.deadline and not 0 < deadline < request.deadline:
+            deadline = request.deadline
+    return Queue(len(queue), size, queue[0].arrived / 1e9, deadline / 1e9 if deadline else None)

@@ -49,16 +49,17 @@ class Worker:
     def run(self) -> None:
         """Serves until the inbox says quit and nothing waits."""
         pause: float | None = None
-        while self._waiting or not self._inbox.quitting:
+        queues = self._waiting.queues
+        while queues or not self._inbox.quitting:
             self._take(pause)
-            if not self._waiting:
+            if not queues:
                 pause = None
                 continue
             queue = self._waiting.oldest()
             limit = ONE if queue[0].kind is ALONE else self._limit
             pause = self._pause(queue, limit)
             if pause <= 0:
-                self._serve(self._waiting.cut(queue, limit, time.monotonic_ns()))
+                self._serve(queue, limit)
                 pause = 0.0
             else:
                 pause = max(0.0, pause - self._runner.ahead.copy(queue, limit))
@@ -86,7 +87,7 @@ class Worker:
             except BaseException as error:
                 self._runner.count_failed(1, answered=1)
                 incoming.fail(error)
-        self._inbox.flush()
+                self._inbox.flush()
 
     def _smaller(self, most: int) -> int:
         """`most`, or the size that memory was found to hold, as long as that is less than any max_batch_size since."""
@@ -102,7 +103,7 @@ class Worker:
         summed = summary(queue, limit)
         if summed is None:
             wait, why = 0.0, board.CUT_FULL
-        elif self._waiting.kinds > 1:  # the model has other work: holding it back for this kind would cost the others
+        elif len(self._waiting.queues) > 1:  # the model has other work: holding it back would cost the other kinds
             wait, why = 0.0, board.CUT_KIND
         else:
             now = time.monotonic()
@@ -117,24 +118,22 @@ class Worker:
             self._cells[self._row + why] += 1
         return wait
 
-    def _serve(self, batch: list[Request]) -> None:
-        if not batch:
-            self._inbox.flush()
-            return
+    def _serve(self, queue: deque[Request], limit: int) -> None:
+        """Cuts a batch from a queue, and runs it."""
         started = time.monotonic_ns()
-        alone = len(batch) == 1
-        for request in batch:
-            request.incoming.start(started, alone)
-        stride = 1 + len(batch) // WAITS_TIMED
-        for request in batch[::stride]:
-            self._cells[self._row + board.WAITING + board.bucket(started - request.incoming.arrived)] += stride
-        self._runner.run(batch)
+        batch = self._waiting.cut(queue, limit, started)
+        if batch:
+            stride = 1 + len(batch) // WAITS_TIMED
+            for request in batch[::stride]:
+                self._cells[self._row + board.WAITING + board.bucket(started - request.arrived)] += stride
+            self._runner.run(batch)
         self._inbox.flush()
-        now = time.monotonic()
-        took = now - started / 1e9
-        self._usual_run += 0.2 * (took - self._usual_run)
-        self._policy.ran(size_of(batch), took)
-        self._policy.completed(now, len(batch))
+        if batch:
+            now = time.monotonic()
+            took = now - started / 1e9
+            self._usual_run += 0.2 * (took - self._usual_run)
+            self._policy.ran(size_of(batch), took)
+            self._policy.completed(now, len(batch))
 
 
 def warm_up(model: Any, recipe: payload.Recipe) -> None:

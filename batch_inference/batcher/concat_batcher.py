@@ -51,7 +51,9 @@ class ConcatBatcher(Batcher):
 
     def batch(self, requests: list[Request]) -> tuple[Any, Any]:
         layout = self._layout(requests)
-        if all(map(_is_plain, requests[0])):  # then the others are as well, being of one kind: no structure to walk
+        if tensors.PLAIN.issuperset(
+            map(type, requests[0])
+        ):  # then the others are as well, being of one kind: no structure to walk
             columns = enumerate(zip(*requests))
             return tuple([self._merge_tensors(column, (index,), layout) for index, column in columns]), layout
 
@@ -86,7 +88,8 @@ class ConcatBatcher(Batcher):
             counts = [request[0].shape[0] for request in requests]
         else:
             counts = [_rows(request) for request in requests]
-        return Layout(counts, self._padded_rows(sum(counts)))
+        rows = sum(counts)
+        return Layout(counts, self._padded_rows(rows) if self.batch_sizes else rows)
 
     def _merge_tensors(self, column: Sequence[Any], path: Path, layout: Layout) -> Any:
         return tensors.concat(column, layout.rows if self.batch_sizes else None)
@@ -198,10 +201,6 @@ class ConcatBatcher(Batcher):
 def _part(request: Request, rows: slice) -> Request:
     part: Request = _structure.map_tensors(tuple(request), lambda _, tensor: tensor[rows])
     return part
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in tensors.PLAIN
 
 
 def _rows(request: Request) -> int:

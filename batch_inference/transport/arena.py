@@ -18,7 +18,15 @@ from typing import Any
 
 from batch_inference.errors import RequestTooLargeError
 from batch_inference.transport.segment import Segment
-from batch_inference.transport.wire import DONE_GEN, QUADS_PER_UNIT, UNIT, WORDS_PER_UNIT, slot_key
+from batch_inference.transport.wire import (
+    DONE_GEN,
+    HEADER_SIZE,
+    QUADS_PER_UNIT,
+    SENT,
+    UNIT,
+    WORDS_PER_UNIT,
+    slot_key,
+)
 
 MIN_ORDER = 10
 FIRST_SEGMENT_ORDER = 20
@@ -251,5 +259,6 @@ class Arena:
     @staticmethod
     def _new_slot(segment: Segment, number: int, offset: int, order: int) -> Slot:
         slot = Slot(segment, number, offset, order)
-        segment.words[slot.word + DONE_GEN] = 0  # what an earlier use left here says nothing about this one
+        # What an earlier use left in the worker's half of the header says nothing about this one.
+        segment.memory[offset + SENT.size : offset + HEADER_SIZE] = bytes(HEADER_SIZE - SENT.size)
         return slot

@@ -22,7 +22,7 @@ import mmap
 import pickle
 import struct
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import cloudpickle
@@ -40,36 +40,35 @@ _PICKLE_HEAD = struct.Struct("=IIQ")
 _REMEMBERED = 4096  # layouts per direction; forgotten all at once when there are more
 
 
-class Encoded(Protocol):
-    """A value ready to be written."""
+class Pieces(Protocol):
+    """A value whose bytes are copied straight to their places."""
 
-    size: int  # bytes
-
+    def __len__(self) -> int: ...
     def write(self, memory: Memory, offset: int) -> None: ...
 
 
-class _Small:
-    """A value of few bytes, put together already: one copy then writes it."""
+Encoded = bytes | Pieces
+"""A value ready to be written; one of few bytes is put together already. `len` gives the bytes it takes."""
 
-    __slots__ = ("size", "_data")
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.size = len(data)
-
-    def write(self, memory: Memory, offset: int) -> None:
-        memory[offset : offset + self.size] = self._data
+def write(encoded: Encoded, memory: Memory, offset: int) -> None:
+    if type(encoded) is bytes:
+        memory[offset : offset + len(encoded)] = encoded
+    else:
+        encoded.write(memory, offset)  # type: ignore[union-attr]
 
 
 class _Large:
-    """A plain value whose tensors are copied straight to their places."""
+    """A plain value with large tensors, or with some that must be converted."""
 
-    __slots__ = ("size", "_layout", "_leaves")
+    __slots__ = ("_layout", "_leaves")
 
     def __init__(self, layout: Layout, leaves: Sequence[Any]) -> None:
         self._layout = layout
         self._leaves = leaves
-        self.size = layout.size
+
+    def __len__(self) -> int:
+        return self._layout.size
 
     def write(self, memory: Memory, offset: int) -> None:
         layout = self._layout
@@ -81,14 +80,16 @@ class _Large:
 class _Pickled:
     """A value that goes through pickle."""
 
-    __slots__ = ("size", "_parts")
+    __slots__ = ("_parts",)
 
     def __init__(self, parts: list[Any]) -> None:
         self._parts = parts
+
+    def __len__(self) -> int:
         size = 0
-        for part in parts:
+        for part in self._parts:
             size = align(size) + len(part)
-        self.size = size
+        return size
 
     def write(self, memory: Memory, offset: int) -> None:
         at = 0
@@ -104,13 +105,13 @@ class Layout:
     There is one object per layout that arrives, so it can stand for structure, dtypes and shapes as a key.
     """
 
-    __slots__ = ("template", "offsets", "head", "head_size", "size", "single", "flat", "views", "copies", "_fillers")
+    __slots__ = ("template", "offsets", "head", "size", "view", "copy", "prefix", "_fillers")
 
     def __init__(self, template: Any, specs: tuple[tensors.Spec, ...]) -> None:
         header = pickle.dumps((template, specs), protocol=5)
         self.template = template
         self.head = _U32.pack(len(header)) + header
-        self.size = self.head_size = len(self.head)
+        self.size = len(self.head)
         self.offsets: list[int] = []
         fillers = []  # what comes before each tensor
         for spec in specs:
@@ -118,35 +119,36 @@ class Layout:
             fillers.append(bytes(start - self.size) if self.offsets else self.head.ljust(start, b"\0"))
             self.offsets.append(start)
             self.size = start + tensors.nbytes(spec)
-        self.single = template is _LEAF
-        self.flat = not self.single and template[0] == "tuple" and all(part is _LEAF for part in template[2])
         small = self.size <= _SMALL and all(map(tensors.has_tobytes, specs))
         self._fillers = fillers if small else None
-        self.views = [(tensors.reader(spec, lend=True), at) for spec, at in zip(specs, self.offsets)]
-        self.copies = [(tensors.reader(spec, lend=False), at) for spec, at in zip(specs, self.offsets)]
+        self.prefix = fillers[0] if small and len(specs) == 1 else None  # of the bytes of the only tensor, if small
+        self.view = self._reader(specs, lend=True)
+        self.copy = self._reader(specs, lend=False)
 
-    def decode(self, memory: Memory, offset: int, lend: bool) -> Any:
-        readers = self.views if lend else self.copies
-        if self.single:
-            read, at = readers[0]
-            return read(memory, offset + at)
-        leaves = [read(memory, offset + at) for read, at in readers]
-        return tuple(leaves) if self.flat else _build(self.template, iter(leaves))
+    def _reader(self, specs: tuple[tensors.Spec, ...], *, lend: bool) -> Callable[[Memory, int], Any]:
+        """A function of memory and offset that gives the value there, as views or with memory of its own."""
+        readers = [tensors.reader(spec, at, lend=lend) for spec, at in zip(specs, self.offsets)]
+        template, first = self.template, readers[0]
+        if template is _LEAF:
+            return first
+        if template == ("tuple", None, (_LEAF,)):
+            return lambda memory, offset: (first(memory, offset),)
+        if template[0] == "tuple" and all(part is _LEAF for part in template[2]):
+            return lambda memory, offset: tuple([read(memory, offset) for read in readers])
+        return lambda memory, offset: _build(template, iter([read(memory, offset) for read in readers]))
 
     def encode(self, leaves: Sequence[Any]) -> Encoded:
         fillers = self._fillers
         if fillers is None:
             return _Large(self, leaves)
-        if len(fillers) == 1:
-            return _Small(fillers[0] + leaves[0].tobytes())
-        return _Small(b"".join([part for filler, leaf in zip(fillers, leaves) for part in (filler, leaf.tobytes())]))
+        return b"".join([part for filler, leaf in zip(fillers, leaves) for part in (filler, leaf.tobytes())])
 
 
 _SMALL = 1 << 14
 
 _by_value: dict[Any, Layout] = {}
-_by_array: dict[Any, Layout] = {}  # quicker keys for the two commonest values: one array,
-_by_only_argument: dict[Any, Layout] = {}  # and a request of one array
+_array_prefixes: dict[Any, bytes] = {}  # the two commonest values, a small array and
+_call_prefixes: dict[Any, bytes] = {}  # a request of one, are their bytes after these
 _by_header: dict[bytes, Layout] = {}
 _latest: Layout | None = None  # the last that was read: most often the next one too
 
@@ -154,29 +156,27 @@ _latest: Layout | None = None  # the last that was read: most often the next one
 def encode(value: Any) -> Encoded:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
     if type(value) is tensors.ARRAY:  # mostly a reply
-        layout = _by_array.get((value.dtype, value.shape))
-        if layout is not None:
-            return layout.encode((value,))
-    elif type(value) is tuple:  # a request: the arguments of predict
-        if len(value) == 1 and type(value[0]) is tensors.ARRAY:
-            layout = _by_only_argument.get((value[0].dtype, value[0].shape))
-            if layout is not None:
-                return layout.encode(value)
+        prefix = _array_prefixes.get((value.dtype, value.shape))
+        if prefix is not None:
+            return prefix + value.tobytes()  # type: ignore[no-any-return]
+    elif type(value) is tuple and len(value) == 1 and type(array := value[0]) is tensors.ARRAY:  # mostly a request
+        prefix = _call_prefixes.get((array.dtype, array.shape))
+        if prefix is not None:
+            return prefix + array.tobytes()  # type: ignore[no-any-return]
+    return _encode(value)
+
+
+def _encode(value: Any) -> Encoded:
+    """The same for any value."""
+    if type(value) is tuple:  # tensors side by side are told by their specs alone
         specs: Any = tuple(map(tensors.spec, value))
         layout = _by_value.get(specs)
         if layout is not None:
             return layout.encode(value)
         if specs and None not in specs:
-            layout = _remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs)
-            if len(specs) == 1 and type(value[0]) is tensors.ARRAY:
-                _by_only_argument[value[0].dtype, value[0].shape] = layout
-            return layout.encode(value)
+            return _remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs, value).encode(value)
     if (spec := tensors.spec(value)) is not None:
-        layout = _by_value.get(spec)
-        if layout is None:
-            layout = _remember(spec, _LEAF, (spec,))
-            if type(value) is tensors.ARRAY:
-                _by_array[value.dtype, value.shape] = layout
+        layout = _by_value.get(spec) or _remember(spec, _LEAF, (spec,), value)
         return layout.encode((value,))
     leaves: list[Any] = []
     try:
@@ -184,9 +184,7 @@ def encode(value: Any) -> Encoded:
     except _NotPlainError:
         return _pickled(value)
     specs = tuple(map(tensors.spec, leaves))
-    layout = _by_value.get((template, specs))
-    if layout is None:
-        layout = _remember((template, specs), template, specs)
+    layout = _by_value.get((template, specs)) or _remember((template, specs), template, specs, value)
     return layout.encode(leaves)
 
 
@@ -214,14 +212,16 @@ def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> A
     TransportError when the bytes are not what `encode` writes.
     """
     layout = layout_at(memory, offset, length)
-    return _unpickle(memory, offset, length) if layout is None else layout.decode(memory, offset, lend)
+    if layout is None:
+        return _unpickle(memory, offset, length)
+    return layout.view(memory, offset) if lend else layout.copy(memory, offset)
 
 
 def layout_at(memory: Memory, offset: int, length: int) -> Layout | None:
     """The layout of the plain value at `offset`; None if it was pickled. TransportError as for `decode`."""
     global _latest
     layout = _latest
-    if layout is None or memory[offset : offset + layout.head_size] != layout.head:
+    if layout is None or memory[offset : offset + len(layout.head)] != layout.head:
         (head,) = _U32.unpack_from(memory, offset)
         if head == _PICKLED:
             return None
@@ -236,11 +236,16 @@ def layout_at(memory: Memory, offset: int, length: int) -> Layout | None:
     return layout
 
 
-def _remember(key: Any, template: Any, specs: Any) -> Layout:
+def _remember(key: Any, template: Any, specs: Any, value: Any) -> Layout:
     if len(_by_value) >= _REMEMBERED:
-        for remembered in (_by_value, _by_array, _by_only_argument):
+        for remembered in (_by_value, _array_prefixes, _call_prefixes):
             remembered.clear()
     layout = _by_value[key] = Layout(template, specs)
+    if layout.prefix is not None:
+        if type(value) is tensors.ARRAY:
+            _array_prefixes[value.dtype, value.shape] = layout.prefix
+        elif type(value) is tuple and type(value[0]) is tensors.ARRAY:
+            _call_prefixes[value[0].dtype, value[0].shape] = layout.prefix
     return layout
 
 

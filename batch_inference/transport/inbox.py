@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Protocol
 
 from batch_inference.errors import TransportError
@@ -27,24 +27,19 @@ from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import (
     CLIENT,
     DESCRIPTOR,
-    DONE_AT,
-    DONE_GEN,
     DROPPED,
     ERROR,
-    GEN,
+    FINISHED,
+    FINISHED_OFFSET,
     GIVEN_UP,
     HEADER_SIZE,
-    LENGTH,
     OK,
-    QUADS_PER_UNIT,
-    REPLY_ROOM,
-    REPLY_SIZE,
     RUNS_ALONE,
-    STARTED_AFTER,
-    STARTED_GEN,
+    SENT,
+    STARTED,
+    STARTED_OFFSET,
     STATUS,
     TICK,
-    TRIES,
     UNIT,
     WORDS_PER_UNIT,
     reply_at,
@@ -74,35 +69,45 @@ class Incoming:
         "arrived",
         "deadline",
         "alone",
+        "args",
+        "size",
+        "kind",
         "_inbox",
         "_segment",
+        "_channel",
         "_number",
         "_unit",
-        "_word",
-        "_quad",
         "_gen",
-        "_channel",
+        "_start",
+        "_length",
+        "_room",
     )
 
-    def __init__(self, inbox: Inbox, peer: Peer, segment: Segment, channel: FarChannel, descriptor: Descriptor) -> None:
-        _, _, self._number, unit, self._gen, self.arrived, self.deadline = descriptor
+    answers = 1  # how many calls it stands for in the statistics
+
+    args: tuple[Any, ...]  # these three are set by who queues it
+    size: int
+    kind: Hashable
+
+    def __init__(
+        self, inbox: Inbox, peer: Peer, segment: Segment, channel: FarChannel, descriptor: Descriptor, sent: Descriptor
+    ) -> None:
+        """`sent` is the client's half of the slot's header."""
+        _, _, self._number, self._unit, self._gen, self.arrived, self.deadline = descriptor
+        _, _, self._length, tries, self._room = sent
+        self.alone = tries > 0  # a worker died under it: it must share no batch
         self.peer = peer
         self._inbox = inbox
         self._segment = segment
         self._channel = channel
-        self._unit = unit
-        self._word = unit * WORDS_PER_UNIT
-        self._quad = quad = unit * QUADS_PER_UNIT
-        self.alone = segment.quads[quad + TRIES] > 0  # a worker died under it: it must share no batch
+        self._start = self._unit * UNIT
 
     def decode(self, lend: bool, takes: bool = False) -> tuple[tuple[Any, ...], codec.Layout | None]:
         """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory.
 
         With `takes`, a request whose decoding runs code of others (unpickling) is marked as `take` does.
         """
-        segment = self._segment
-        length = segment.quads[self._quad + LENGTH]
-        start = self._unit * UNIT + HEADER_SIZE
+        segment, start, length = self._segment, self._start + HEADER_SIZE, self._length
         if start + length > segment.size:
             raise TransportError("a request claims to reach beyond its segment: the slot was overwritten")
         layout = codec.layout_at(segment.memory, start, length)
@@ -111,46 +116,58 @@ class Incoming:
                 self.take()
             value = codec.decode(segment.memory, start, length)
         else:
-            value = layout.decode(segment.memory, start, lend)
+            value = layout.view(segment.memory, start) if lend else layout.copy(segment.memory, start)
         if type(value) is not tuple:
             raise TransportError("a request is not a tuple of arguments: the slot was overwritten")
         return value, layout
 
+    def fresh_args(self, lend: bool) -> tuple[Any, ...]:
+        """The arguments as they were sent, for another run."""
+        return self.decode(lend)[0]
+
     def unwanted(self, now: int) -> bool:
         """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
-        return self._segment.words[self._word + GIVEN_UP] == self._gen or 0 < self.deadline < now or self.peer.gone
+        given_up = self._segment.words[self._unit * WORDS_PER_UNIT + GIVEN_UP] == self._gen
+        return given_up or 0 < self.deadline < now or self.peer.gone
 
     def take(self) -> None:
         """Marks the request as the only one that the worker deals with, until `rest`: what dies now dies of it."""
-        self.start(time.monotonic_ns(), alone=True)
+        STARTED.pack_into(self._segment.memory, self._start + STARTED_OFFSET, RUNS_ALONE, 0, 0, self._gen)
 
     def rest(self) -> None:
         """Marks a request that was taken as one that waits."""
-        words, word = self._segment.words, self._word
-        words[word + STARTED_GEN] = words[word + STATUS] = 0
+        STARTED.pack_into(self._segment.memory, self._start + STARTED_OFFSET, 0, 0, 0, 0)
 
-    def start(self, now: int, alone: bool) -> None:
-        """Marks the request as one that the model may see from `now` on (CLOCK_MONOTONIC in ns); `alone`: it only."""
-        words, word = self._segment.words, self._word
-        words[word + STATUS] = RUNS_ALONE if alone else 0
-        words[word + STARTED_AFTER] = max(0, now - self.arrived) // TICK & 0xFFFF_FFFF
-        words[word + STARTED_GEN] = self._gen
+    def claim(self, now: int, alone: bool) -> bool:
+        """Marks the request as one that the model may see from `now` on (CLOCK_MONOTONIC in ns), it only if `alone`.
+
+        False, and nothing is marked, if nobody waits for it any more.
+        """
+        if self.unwanted(now):
+            return False
+        after = max(0, now - self.arrived) // TICK & 0xFFFF_FFFF
+        memory, at = self._segment.memory, self._start + STARTED_OFFSET
+        STARTED.pack_into(memory, at, RUNS_ALONE if alone else 0, 0, after, self._gen)
+        return True
 
     def runs(self, alone: bool) -> None:
-        """Marks a request that was started, and has no reply yet, as the only one that the model has, or not so."""
-        self._segment.words[self._word + STATUS] = RUNS_ALONE if alone else 0
+        """Marks a request that was claimed, and has no reply yet, as the only one that the model has, or not so."""
+        self._segment.words[self._unit * WORDS_PER_UNIT + STATUS] = RUNS_ALONE if alone else 0
 
     def reply(self, encoded: codec.Encoded, status: int = OK) -> None:
         """Writes an encoded value into the caller's slot, or beside it if it does not fit, and wakes the caller."""
         if self.peer.gone:
             return
-        memory, quads, quad, size = self._segment.memory, self._segment.quads, self._quad, encoded.size
-        start = self._unit * UNIT + reply_at(quads[quad + LENGTH])
-        if size <= quads[quad + REPLY_ROOM] and start + size <= self._segment.size:
-            encoded.write(memory, start)
-            self._finish(status, size)
-        else:
+        segment, size = self._segment, len(encoded)
+        start = self._start + reply_at(self._length)
+        if size > self._room or start + size > segment.size:
             self._inbox.reply_elsewhere(self.peer, (self._number, self._unit, self._gen, status), encoded)
+            return
+        if type(encoded) is bytes:
+            segment.memory[start : start + size] = encoded
+        else:
+            encoded.write(segment.memory, start)  # type: ignore[union-attr]
+        self._finish(status, size)
 
     def fail(self, error: BaseException) -> None:
         self.reply(codec.encode_error(error), ERROR)
@@ -161,13 +178,11 @@ class Incoming:
             self._finish(DROPPED, 0)
 
     def _finish(self, status: int, size: int) -> None:
-        segment, word, quad, channel = self._segment, self._word, self._quad, self._channel
-        segment.words[word + STATUS] = status
-        segment.quads[quad + REPLY_SIZE] = size
-        segment.quads[quad + DONE_AT] = time.monotonic_ns()
-        segment.words[word + DONE_GEN] = self._gen  # last: from here on the slot is the client's again
-        if channel.post(self._number, self._unit):
-            self._inbox.posted.add(channel)
+        """From here on the slot is the client's again."""
+        memory, at = self._segment.memory, self._start + FINISHED_OFFSET
+        FINISHED.pack_into(memory, at, size, time.monotonic_ns(), status, self._gen)
+        if self._channel.post(self._number, self._unit):
+            self._inbox.posted.add(self._channel)
 
 
 class Inbox(Protocol):
@@ -212,12 +227,16 @@ class RemoteInbox:
             commands, requests = self._wait_for_room(timeout)
         else:
             # poll is quicker, but its waits are whole milliseconds.
-            ready = (
-                select.select([self._pipe, self._control_fd], [], [], timeout)[0]
-                if timeout
-                else [fd for fd, _ in self._poll.poll(timeout)]
-            )
-            commands, requests = self._control_fd in ready, self._pipe in ready
+            if timeout:
+                ready = select.select([self._pipe, self._control_fd], [], [], timeout)[0]
+                commands, requests = self._control_fd in ready, self._pipe in ready
+            else:
+                commands = requests = False
+                for fd, _ in self._poll.poll(timeout):
+                    if fd == self._pipe:
+                        requests = True
+                    else:
+                        commands = True
         opened: list[Incoming] = []
         if commands:
             self._obey()
@@ -266,15 +285,18 @@ class RemoteInbox:
                 if client not in self._gone:
                     self._parked.append(descriptor)
                 continue
-            if unit < memory.units and memory.words[unit * WORDS_PER_UNIT + GEN] == gen:
-                opened.append(Incoming(self, peer, memory, far, descriptor))
-        del self._parked[:-MAX_PARKED]
+            if unit < memory.units:
+                sent = SENT.unpack_from(memory.memory, unit * UNIT)
+                if sent[0] == gen:
+                    opened.append(Incoming(self, peer, memory, far, descriptor, sent))
+        if self._parked:
+            del self._parked[:-MAX_PARKED]
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         number, unit, gen, status = slot
-        reply = segment.create(max(1, encoded.size))
+        reply = segment.create(max(1, len(encoded)))
         try:
-            encoded.write(reply.memory, 0)
+            codec.write(encoded, reply.memory, 0)
             message = {
                 "type": "reply",
                 "client": peer.number,
@@ -282,7 +304,7 @@ class RemoteInbox:
                 "unit": unit,
                 "gen": gen,
                 "status": status,
-                "size": encoded.size,
+                "size": len(encoded),
             }
             self._control.send(message, [reply.fd])
         finally:
@@ -355,17 +377,19 @@ class LocalInbox:
         self._deliver = deliver
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        segments, channels = self._peer.segments, self._peer.channels
-        return [
-            Incoming(self, self._peer, segments[descriptor[2]], channels[descriptor[1]], descriptor)
-            for descriptor in self._pipe.read(timeout)
-            if descriptor[4]
-        ]
+        peer, opened = self._peer, []
+        for descriptor in self._pipe.read(timeout):
+            _, channel, number, unit, gen, _, _ = descriptor
+            if gen:
+                memory, far = peer.segments[number], peer.channels[channel]
+                sent = SENT.unpack_from(memory.memory, unit * UNIT)
+                opened.append(Incoming(self, peer, memory, far, descriptor, sent))
+        return opened
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
-        reply = segment.private(max(1, encoded.size))
-        encoded.write(reply.memory, 0)
-        self._deliver(slot, reply, encoded.size)
+        reply = segment.private(max(1, len(encoded)))
+        codec.write(encoded, reply.memory, 0)
+        self._deliver(slot, reply, len(encoded))
 
     def flush(self) -> None:
         for channel in self.posted:

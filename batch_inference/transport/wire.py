@@ -4,18 +4,19 @@ A *descriptor* is 32 bytes on a request pipe and names a slot. The slot's *heade
 wake-up only says "look". Every header word has one writer:
 
     word   0  gen         client    which use of the slot this is; unique within the client
-    word   1  done_gen    worker    written last: equal to gen once status and reply stand
-    word   2  status      worker    one of the status words below; RUNS_ALONE while the model has it in a batch of one
-    word   3  started_gen worker    equal to gen once the model may have seen the request
-    word   4  given_up    client    equal to gen once nobody waits for the reply
-    word   5  started_after worker  how long after its arrival the model got it, in units of 10 us
-    quad   3  length      client    bytes of the encoded request, which starts HEADER_SIZE after the slot's start
-    quad   4  tries       client    batches with the request under which a worker died; unless 0 it must run alone
-    quad   5  reply_room  client    bytes the reply may take, from `reply_at(length)` after the slot's start
-    quad   6  reply_size  worker    bytes of the encoded reply
-    quad   7  done_at     worker    CLOCK_MONOTONIC in ns, when the reply was written
+    word   1  given_up    client    equal to gen once nobody waits for the reply
+    quad   1  length      client    bytes of the encoded request, which starts HEADER_SIZE after the slot's start
+    quad   2  tries       client    batches with the request under which a worker died; unless 0 it must run alone
+    quad   3  reply_room  client    bytes the reply may take, from `reply_at(length)` after the slot's start
+    quad   4  reply_size  worker    bytes of the encoded reply
+    quad   5  done_at     worker    CLOCK_MONOTONIC in ns, when the reply was written
+    word  12  status      worker    one of the status words below; RUNS_ALONE while the model has it in a batch of one
+    word  13  done_gen    worker    equal to gen once status and reply stand
+    word  14  started_after worker  how long after its arrival the model got it, in units of 10 us
+    word  15  started_gen worker    equal to gen once the model may have seen the request
 
-(a word is 4 bytes, a quad 8; words 0..5 and quads 3..7 do not overlap.)
+(a word is 4 bytes, a quad 8.) The client writes its half at once. The worker writes twice, STARTED and FINISHED below;
+what tells the other side that the rest is there, done_gen or started_gen, is stored last.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ UNIT = 64
 HEADER_SIZE = 64
 WORDS_PER_UNIT, QUADS_PER_UNIT = UNIT // 4, UNIT // 8
 
-GEN, DONE_GEN, STATUS, STARTED_GEN, GIVEN_UP, STARTED_AFTER = range(6)
-LENGTH, TRIES, REPLY_ROOM, REPLY_SIZE, DONE_AT = range(3, 8)
+GEN, GIVEN_UP, STATUS, DONE_GEN, STARTED_AFTER, STARTED_GEN = 0, 1, 12, 13, 14, 15
+LENGTH, TRIES, REPLY_ROOM, REPLY_SIZE, DONE_AT = range(1, 6)
 
 TICK = 10_000
 """Nanoseconds in a unit of started_after."""
@@ -45,8 +46,14 @@ DESCRIPTOR = struct.Struct("=IHHIIqq")
 CLIENT = struct.Struct("=I")
 """The first field of a descriptor."""
 
-HEADER = struct.Struct("=6I5Q")
-"""The whole slot header; a client writes it at once, with zeros for what is the worker's."""
+SENT = struct.Struct("=2I3Q")
+"""The client's half of the header: gen, given_up, length, tries, reply_room."""
+
+STARTED, STARTED_OFFSET = struct.Struct("=4I"), 4 * STATUS
+"""What a worker writes when the model gets a request, and where: status, 0 for done_gen, started_after, started_gen."""
+
+FINISHED, FINISHED_OFFSET = struct.Struct("=2Q2I"), 8 * REPLY_SIZE
+"""What a worker writes when the reply stands, and where: reply_size, done_at, status, done_gen."""
 
 ENTRY = struct.Struct("=HHI")
 """What a loop pipe carries per reply: segment, 0, unit; as one quad it is `slot_key(segment, unit)`."""
@@ -70,4 +77,4 @@ def align(n: int) -> int:
 
 def reply_at(length: int) -> int:
     """Where the reply to a request of `length` bytes may start, relative to the slot's start."""
-    return HEADER_SIZE + align(length)
+    return HEADER_SIZE + (length + UNIT - 1 & -UNIT)

@@ -18,12 +18,10 @@ import numpy as np
 from batch_inference.transport import codec, handshake, segment
 from batch_inference.transport.wire import (
     DESCRIPTOR,
-    GEN,
-    HEADER,
     HEADER_SIZE,
+    SENT,
     UNIT,
     VERSION,
-    WORDS_PER_UNIT,
 )
 
 VOCABULARY = ["hello", "segment", "channels", "bye", "welcome", "ready", "gone", "failed", "reply", "quit", "log", "x"]
@@ -241,18 +239,15 @@ class Intruder(Rogue):
         source = self.rubbish.random
         values = [np.ones((2, 3)), "text", {"a": [np.zeros(3), 1]}, (np.ones(1), np.ones((1, 2), np.int64))]
         encoded = codec.encode((source.choice(values),))
-        data = bytearray(encoded.size)
-        encoded.write(data, 0)
+        data = bytearray(len(encoded))
+        codec.write(encoded, data, 0)
         for _ in range(source.choice([0, 0, 1, 3, 30])):
             data[source.randrange(len(data))] = source.randrange(256)
         length = len(data) if source.random() < 0.7 else abs(source.choice(NUMBERS))
         room = 1024 if source.random() < 0.7 else abs(source.choice(NUMBERS))
-        words = [gen] + [source.choice([0, 0, gen, (1 << 32) - 1]) for _ in range(5)]
-        quads = [length, *(abs(source.choice(NUMBERS)) for _ in range(4))]
-        quads[2] = room
+        given_up, tries = source.choice([0, 0, gen, (1 << 32) - 1]), abs(source.choice(NUMBERS))
         start = unit * UNIT
-        HEADER.pack_into(self.segment.memory, start, *words, *quads)
-        self.segment.words[unit * WORDS_PER_UNIT + GEN] = gen
+        SENT.pack_into(self.segment.memory, start, gen, given_up, length, tries, room)
         end = min(self.SIZE, start + HEADER_SIZE + len(data))
         self.segment.memory[start + HEADER_SIZE : end] = bytes(data[: end - start - HEADER_SIZE])
 

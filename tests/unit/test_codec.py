@@ -17,10 +17,10 @@ from batch_inference.transport import codec
 
 def journey(value: Any, *, lend: bool = False, offset: int = 128) -> Any:
     encoded = codec.encode(value)
-    memory = bytearray(b"\xaa" * (offset + encoded.size + 64))
-    encoded.write(memory, offset)
-    assert memory[:offset] == b"\xaa" * offset and memory[offset + encoded.size :] == b"\xaa" * 64, "wrote outside"
-    return codec.decode(memory, offset, encoded.size, lend=lend)
+    memory = bytearray(b"\xaa" * (offset + len(encoded) + 64))
+    codec.write(encoded, memory, offset)
+    assert memory[:offset] == b"\xaa" * offset and memory[offset + len(encoded) :] == b"\xaa" * 64, "wrote outside"
+    return codec.decode(memory, offset, len(encoded), lend=lend)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -125,7 +125,7 @@ def test_what_is_decoded_is_owned_and_writable_unless_it_is_lent() -> None:
         for leaf in leaves(journey(value)):
             leaf += 1
     memory = bytearray(1024)
-    codec.encode((x,)).write(memory, 0)
+    codec.write(codec.encode((x,)), memory, 0)
     (lent,) = codec.decode(memory, 0, 1024, lend=True)
     (owned,) = codec.decode(memory, 0, 1024)
     lent[0] = 99
@@ -163,9 +163,9 @@ def test_torch_stays_torch() -> None:
 
 def test_tensors_lie_at_multiples_of_64_bytes() -> None:
     encoded = codec.encode((np.ones(3, np.uint8), np.ones(5)))
-    memory = bytearray(encoded.size)
-    encoded.write(memory, 0)
-    lent = codec.decode(memory, 0, encoded.size, lend=True)
+    memory = bytearray(len(encoded))
+    codec.write(encoded, memory, 0)
+    lent = codec.decode(memory, 0, len(encoded), lend=True)
     start = np.frombuffer(memory, np.uint8).ctypes.data
     assert [(x.ctypes.data - start) % 64 for x in lent] == [0, 0]
 
@@ -191,9 +191,9 @@ def test_bytes_that_are_no_value_are_an_error_and_read_nothing_beyond(data: byte
 
 def test_a_header_that_claims_more_than_there_is_is_refused() -> None:
     encoded = codec.encode((np.ones(100),))
-    memory = bytearray(encoded.size)
-    encoded.write(memory, 0)
-    for length in 0, 3, 60, encoded.size - 1:
+    memory = bytearray(len(encoded))
+    codec.write(encoded, memory, 0)
+    for length in 0, 3, 60, len(encoded) - 1:
         with pytest.raises(TransportError, match="overwritten"):
             codec.decode(memory, 0, length)
 
@@ -211,9 +211,9 @@ def error_journey(error: BaseException) -> BaseException:
         raise error
     except BaseException as raised:
         encoded = codec.encode_error(raised)
-    memory = bytearray(encoded.size)
-    encoded.write(memory, 0)
-    return codec.decode_error(memory, 0, encoded.size)
+    memory = bytearray(len(encoded))
+    codec.write(encoded, memory, 0)
+    return codec.decode_error(memory, 0, len(encoded))
 
 
 class Locked(Exception):
@@ -246,7 +246,7 @@ def test_errors_that_cannot_travel_become_model_errors() -> None:
 
 def test_each_decoding_makes_an_error_of_its_own() -> None:
     encoded = codec.encode_error(ValueError("x"))
-    memory = bytearray(encoded.size)
-    encoded.write(memory, 0)
-    one, other = (codec.decode_error(memory, 0, encoded.size) for _ in range(2))
+    memory = bytearray(len(encoded))
+    codec.write(encoded, memory, 0)
+    one, other = (codec.decode_error(memory, 0, len(encoded)) for _ in range(2))
     assert one is not other and one.__cause__ is not other.__cause__

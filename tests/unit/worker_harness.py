@@ -20,11 +20,11 @@ from batch_inference.transport.wire import (
     DONE_GEN,
     ERROR,
     GIVEN_UP,
-    HEADER,
     HEADER_SIZE,
     OK,
     REPLY_SIZE,
     RUNS_ALONE,
+    SENT,
     STATUS,
     UNIT,
     WORDS_PER_UNIT,
@@ -112,12 +112,14 @@ class Bench:
         sent, opened = [], []
         for args in requests:
             encoded, unit = codec.encode(args), self._unit
-            HEADER.pack_into(self._memory.memory, unit * UNIT, 1, 0, 0, 0, 0, 0, encoded.size, tries, ROOM, 0, 0)
-            encoded.write(self._memory.memory, unit * UNIT + HEADER_SIZE)
+            size, start = len(encoded), unit * UNIT
+            header = (1, 0, size, tries, ROOM)
+            SENT.pack_into(self._memory.memory, start, *header)
+            codec.write(encoded, self._memory.memory, start + HEADER_SIZE)
             descriptor = (0, 0, 0, unit, 1, time.monotonic_ns(), 0)
-            opened.append(Incoming(self, self._peer, self._memory, self._channel, descriptor))
-            sent.append(Sent(self._memory, unit, encoded.size))
-            self._unit += (reply_at(encoded.size) + align(ROOM)) // UNIT
+            opened.append(Incoming(self, self._peer, self._memory, self._channel, descriptor, header))
+            sent.append(Sent(self._memory, unit, size))
+            self._unit += (reply_at(size) + align(ROOM)) // UNIT
         self._rounds.append(opened)
         return sent
 
