@@ -28,6 +28,7 @@ from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
 from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, own_copy, summary
 
 DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
+LONGEST_WAIT = 1e6  # seconds; the kernel knows no infinite ones, which a policy may ask for
 WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
 
@@ -67,7 +68,7 @@ class Worker:
     def _take(self, pause: float | None) -> None:
         """Queues what has arrived, after waiting up to `pause` seconds for it, and looks at the limits in force."""
         if pause:
-            timeout = max(0.0, pause - self._overshoot)
+            timeout = min(max(0.0, pause - self._overshoot), LONGEST_WAIT)
             until = time.monotonic() + timeout
             arrived = self._inbox.receive(timeout)
             if not arrived and (late := time.monotonic() - until) > 0:  # else it was woken early
