@@ -20,6 +20,13 @@ OUT = tuple(peer.name for peer in PEERS if peer.where == PROCESS and peer.name n
 IN = tuple(peer.name for peer in PEERS if peer.where == HERE and peer.batches)
 
 
+HOW = {THREADS: "threads", TASKS: "tasks"}
+
+
+def spoken(callers: int, who: str) -> str:
+    return f"{callers} {HOW[who] if callers > 1 else HOW[who][:-1]}"
+
+
 def rate(got: Round) -> float:
     return got.rate
 
@@ -54,20 +61,20 @@ class Judge:
         if not best or not median_rate(found[best]):
             return
         samples = pairs(self._results.get(key, []), found[best])
-        title = f"{number}. ({name}) {callers} {'tasks' if who == TASKS else 'threads'}"
+        title = f"{number}. ({name}) {spoken(callers, who)}"
         self.add(title, "/s", samples, goal, key, f"beside {best}" + (f" in ({workload})" if workload else ""))
 
     def latency(self, number: int, key: Key, other: str, times: float) -> None:
         workload, callers, who = key
         theirs = self._results.get((workload, callers, other), [])
         samples = pairs(self._results.get(key, []), theirs, lambda got: got.p50 * 1e6)
-        title = f"{number}. ({workload}) one of our {'tasks' if who == TASKS else 'threads'}, p50"
+        title = f"{number}. ({workload}) one of our {HOW[who]}, p50"
         self.add(title, "us", samples, Goal(times=times, at_most=True), key, f"beside {other}")
 
     def cpu(self, number: int, key: Key, limit: float) -> None:
         workload, callers, who = key
         samples = [Sample(got.cpu * 1e6, foreign=got.foreign) for got in self._results.get(key, []) if got.rate]
-        title = f"{number}. ({workload}) {callers} {'tasks' if who == TASKS else 'threads'}, CPU a request"
+        title = f"{number}. ({workload}) {spoken(callers, who)}, CPU a request"
         self.add(title, "us", samples, Goal(limit, at_most=True), key)
 
     def fall_off(self, number: int, workload: str, few: int, many: int, who: str, share: float) -> None:
@@ -108,9 +115,7 @@ def judged(results: Results) -> list[Row]:
             on.against(2, ("b", callers, who), (MODEL,), Goal(times=share))
     for callers in (1, 8, 32, 64):
         for who in OURS:
-            same = tuple(
-                peer.name for peer in PEERS if peer.name in IN and peer.how == ("tasks" if who == TASKS else "threads")
-            )
+            same = tuple(peer.name for peer in PEERS if peer.name in IN and peer.how == HOW[who])
             on.against(2, ("b", callers, who), same, Goal(times=1.0))
     for callers in (8, 32, 64):
         on.against(2, ("e", callers, THREADS), (CALLERS,), Goal(times=0.94))
