@@ -32,9 +32,14 @@ Section = dict[str, Any]
 """What a benchmark found, and on which machine with which options."""
 
 
+def published() -> dict[str, Section]:
+    found: dict[str, Section] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
+
+
 def publish(name: str, found: Iterable[Found], machine: dict[str, Any], options: Options) -> None:
     """Puts one benchmark's results in the place of its last ones."""
-    sections = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    sections = published()
     measured = {"rounds": options.rounds, "window": options.window}
     sections[name] = {"machine": machine, "options": measured, "found": [record(name, one) for one in found]}
     RESULTS.write_text(serialised(rounded(sections)))
@@ -159,7 +164,7 @@ def blocks(sections: dict[str, Section]) -> dict[str, str]:
     workloads = [workload for workload in WORKLOADS if any(cell.workload == workload for cell in cells)]
     judged = [row for name in ("peers", "startup", "scale") for row in rows.get(name, [])]
     return {
-        "machine": machine_text(sections),
+        "machine": machine_text(sections) if sections else "",
         "contenders": contenders_text(),
         "goals": tally(judged) + "\n\n" + rows_text(judged) if judged else "",
         "workloads": "\n\n".join([FIGURE, *(workload_text(workload, cells) for workload in workloads)])
@@ -179,7 +184,7 @@ def filled(page: str, texts: dict[str, str]) -> str:
 
 
 def write() -> None:
-    sections = json.loads(RESULTS.read_text())
+    sections = published()
     PAGE.write_text(filled(PAGE.read_text(), blocks(sections)))
     log(f"  {PAGE}")
     cells = [one for one in restored(sections["peers"]) if isinstance(one, Cell)] if "peers" in sections else []

@@ -42,7 +42,7 @@ def install(names: list[str]) -> int:
 
 def path_of_benchmarks() -> str:
     """A folder to import `benchmarks` from, and nothing else: one of the peers is called batch_inference, too."""
-    link = CACHE / "path" / "benchmarks"
+    link = ROOT / ".cache" / "path" / "benchmarks"
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.is_symlink():
         link.symlink_to(ROOT / "benchmarks", target_is_directory=True)
