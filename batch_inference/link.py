@@ -143,6 +143,11 @@ class Link:
         with self._lock:
             self._say({"type": "limits"}, [])
 
+    def drain(self) -> None:
+        """Says that this process sends no more requests, and waits for the answers to those it sent."""
+        with self._lock:
+            self._say({"type": "drain"}, [])
+
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, self._supervisor_pid)
 

@@ -55,10 +55,15 @@ class Lane:
         self._show(board.STARTING)
         self._thread.start()
 
+    def drain(self) -> None:
+        """No more will be sent: what waits is not to wait for company."""
+        self._inbox.draining = True
+        self.pipe.write(_LOOK)
+
     def end(self) -> None:
         """Returns when what was sent has been answered and the model is closed."""
         self._inbox.quitting = True
-        self.pipe.write(_LOOK)
+        self.drain()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -132,6 +137,7 @@ class LocalLink:
 
     def _retire(self, lane: Lane) -> None:
         """Ends a lane when it has answered all that was meant for it."""
+        lane.drain()
         while not self._closing and board.outstanding(self.cells, lane.index):
             time.sleep(RETIRE_INTERVAL)
         lane.end()
@@ -189,6 +195,10 @@ class LocalLink:
 
     def statistics(self) -> board.Statistics:
         return board.read_board(self.cells, 0)
+
+    def drain(self) -> None:
+        for lane in list(self._lanes):
+            lane.drain()
 
     def close(self) -> None:
         self._closing = True

@@ -5,8 +5,8 @@
     successors                 --ready-->                         all of them: the new payload is the host's
     supervisor                 --ready, retiring-->               clients: send nothing more to the old workers
     clients                    --retired-->                       what they have sent by then is counted on the board
-    supervisor                 --quit-->                          an old worker, when all clients have said so and it
-                                                                  has nothing outstanding
+    supervisor                 --drain, quit-->                   an old worker, when all clients have said so; and when
+                                                                  it has nothing outstanding any more
 
 A successor that dies or fails before all are ready ends the reload, and the old workers go on. Whoever dies later is
 what it always was: a worker whose requests are sent again to those that are ready.
@@ -39,6 +39,7 @@ class Host(Protocol):
     def tell_ready(self, client: Client, worker: Worker, succeeds: bool = False) -> None: ...
     def adopt(self, config: int, settings: dict[str, Any]) -> None: ...
     def outstanding(self, worker: Worker) -> int: ...
+    def drain(self, worker: Worker) -> None: ...
     def quit(self, worker: Worker) -> None: ...
     def remove(self, worker: Worker) -> None: ...
     def after(self, seconds: float, callback: Callable[[], None]) -> None: ...
@@ -124,7 +125,10 @@ def retire(host: Host, pause: float) -> None:
     for worker in [worker for worker in host.workers if worker.retires]:
         if worker.process is None:
             host.remove(worker)
-        elif not worker.listeners and not host.outstanding(worker):
-            host.quit(worker)
+        elif not worker.listeners:
+            if host.outstanding(worker):
+                host.drain(worker)
+            else:
+                host.quit(worker)
     if any(worker.retires and not worker.asked for worker in host.workers):
         host.after(pause, lambda: retire(host, min(2 * pause, LAST_LOOK)))

@@ -1,8 +1,8 @@
 """Main of the supervisor: the small process between the clients of a host and its workers.
 
-    clients  --hello, segments, channels, limits, convicted, reload, retired, bye-->  supervisor
+    clients  --hello, segments, channels, limits, convicted, reload, retired, drain, bye-->  supervisor
              <--welcome, ready, retiring, gone, failed, reply, log, output, reloaded--
-                                           workers  <--segments, channels, limits, ping, gone, quit--  supervisor
+                                           workers  <--segments, channels, limits, ping, gone, drain, quit--  supervisor
                                                     --ready, failed, reply-->
 
 It is the parent of the workers, so that their exit status cannot be stolen by the application's SIGCHLD handlers; it
@@ -70,6 +70,7 @@ class Supervisor:
             self._show(worker, board.STARTING)
         self._pidfd = os.pidfd_open(os.getpid())
         self._stopping = False
+        self._draining = False  # the last client has sent its last request
         self._started = False
         self._listener: socket.socket | None = listener
         listener.setblocking(False)
@@ -168,6 +169,10 @@ class Supervisor:
         elif kind == "retired":
             for worker in self.workers:
                 worker.listeners.discard(client.number)
+        elif kind == "drain":
+            if self._ends_without(client):
+                self._draining = True
+                self._tell_workers({"type": "drain"})
         elif kind == "bye":
             self._farewell(client)
         else:
@@ -223,9 +228,12 @@ class Supervisor:
         client.connection.send({"type": "refused", "why": why})
         self._drop(client)
 
+    def _ends_without(self, client: Client) -> bool:
+        """Whether the host ends when this client leaves."""
+        return self.members() == [client] and not self._settings["linger"]
+
     def _farewell(self, client: Client) -> None:
-        last = sum(other.row >= 0 for other in self._clients.values()) == 1
-        ending = last and not self._settings["linger"]
+        ending = self._ends_without(client)
         for worker in self.workers:
             if worker.process is not None:  # what was printed and logged while the client was here
                 self._copy_output(worker)
@@ -350,6 +358,8 @@ class Supervisor:
         with contextlib.suppress(ConnectionLostError):  # it is dead already: its pidfd will say so
             for client in self._clients.values():
                 self._introduce(client, worker.connection)
+            if self._draining:
+                self.drain(worker)
         self._show(worker, board.RESTARTING if worker.was_ready else board.STARTING)
         self.after(self._start_timeout, lambda: self._check_loaded(worker, process))
 
@@ -561,6 +571,12 @@ class Supervisor:
 
     def outstanding(self, worker: Worker) -> int:
         return board.outstanding(self._board.quads, worker.index)
+
+    def drain(self, worker: Worker) -> None:
+        """Tells a worker that no more will come."""
+        if worker.connection is not None:
+            with contextlib.suppress(ConnectionLostError):  # it is dying; its pidfd will say so
+                worker.connection.send({"type": "drain"})
 
     def quit(self, worker: Worker) -> None:
         """Asks a worker to end, and kills it if it does not."""

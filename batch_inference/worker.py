@@ -10,6 +10,7 @@ processes: it is the same in a thread of the application, where its inbox is ano
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from batch_inference import logs, payload, processes
 from batch_inference import statistics as board
 from batch_inference.options import WORKER_VARIABLE
+from batch_inference.policy import FixedDelay, Policy, Queue, Returning
 from batch_inference.running import ENDS, Runner, call_model, collate, size_of
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection
@@ -29,6 +31,7 @@ from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, own_co
 
 DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
 LONGEST_WAIT = 1e6  # seconds; the kernel knows no infinite ones, which a policy may ask for
+OURS = (Returning, FixedDelay)  # the policies that are known not to raise
 WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
 
@@ -36,7 +39,7 @@ class Worker:
     """Runs a model over the requests of an inbox, and counts on its row of the board."""
 
     def __init__(self, model: Any, recipe: payload.Recipe, inbox: Inbox, cells: memoryview[int], row: int) -> None:
-        self._policy = recipe.policy
+        self._policy = recipe.policy if isinstance(recipe.policy, OURS) else Guarded(recipe.policy)
         self._inbox = inbox
         self._cells = cells
         self._row = row
@@ -104,6 +107,8 @@ class Worker:
         summed = summary(queue, limit)
         if summed is None:
             wait, why = 0.0, board.CUT_FULL
+        elif self._inbox.draining:
+            wait, why = 0.0, board.CUT_NOTHING
         elif len(self._waiting.queues) > 1:  # the model has other work: holding it back would cost the other kinds
             wait, why = 0.0, board.CUT_KIND
         else:
@@ -135,6 +140,38 @@ class Worker:
             self._usual_run += 0.2 * (took - self._usual_run)
             self._policy.ran(size_of(batch), took)
             self._policy.completed(now, len(batch))
+
+
+class Guarded:
+    """A policy of the user's own, until it raises: from then on batches are cut at once, and the log says why."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def arrived(self, time: float, size: int) -> None:
+        self._ask("arrived", time, size)
+
+    def ran(self, size: int, seconds: float) -> None:
+        self._ask("ran", size, seconds)
+
+    def completed(self, time: float, requests: int) -> None:
+        self._ask("completed", time, requests)
+
+    def wait(self, queue: Queue, now: float) -> float:
+        return self._ask("wait", queue, now) or 0.0
+
+    def _ask(self, name: str, *args: Any) -> float | None:
+        try:
+            answer = getattr(self._policy, name)(*args)
+            return float(answer) if name == "wait" else None
+        except Exception:
+            logging.getLogger("batch_inference").exception(
+                "%s.%s of the policy failed: batches are cut at once from now on; mend it and start the host again",
+                type(self._policy).__qualname__,
+                name,
+            )
+            self._policy = FixedDelay(0)
+            return None
 
 
 def warm_up(model: Any, recipe: payload.Recipe) -> None:

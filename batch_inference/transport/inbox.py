@@ -188,6 +188,7 @@ class Incoming:
 class Inbox(Protocol):
     """Where a worker's requests come from."""
 
+    draining: bool  # no more will come: what waits is not to wait for company
     quitting: bool
     posted: set[FarChannel]
 
@@ -209,7 +210,7 @@ class RemoteInbox:
     """Of a worker process: a request pipe, and a control connection to the supervisor."""
 
     def __init__(self, pipe: int, control: Connection) -> None:
-        self.quitting = False
+        self.draining = self.quitting = False
         self.posted: set[FarChannel] = set()
         self._pipe = pipe
         self._control = control
@@ -323,7 +324,9 @@ class RemoteInbox:
         while (received := self._control.receive()) is not None:
             message, fds = received
             if message["type"] == "quit":
-                self.quitting = True
+                self.draining = self.quitting = True
+            elif message["type"] == "drain":
+                self.draining = True
             elif message["type"] == "gone":
                 self._forget(message["client"])
             elif message["type"] in ("limits", "ping"):
@@ -370,7 +373,7 @@ class LocalInbox:
     def __init__(
         self, pipe: LocalRequestPipe, peer: Peer, deliver: Callable[[tuple[int, int, int, int], Segment, int], None]
     ) -> None:
-        self.quitting = False
+        self.draining = self.quitting = False
         self.posted: set[FarChannel] = set()
         self._pipe = pipe
         self._peer = peer

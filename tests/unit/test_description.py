@@ -152,5 +152,5 @@ def test_long_descriptions_are_shortened_and_still_compared() -> None:
 
 
 def test_hosts_without_a_name_describe_nothing() -> None:
-    assert ModelHost(Doubles)()._description() == {}
-    assert ModelHost(Doubles, name="x")()._description()["model"] == "batch_inference.testing.Doubles"
+    assert ModelHost(Doubles)()._description((), {}) == {}
+    assert ModelHost(Doubles, name="x")()._description((), {})["model"] == "batch_inference.testing.Doubles"

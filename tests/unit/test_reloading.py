@@ -26,6 +26,7 @@ class Host:
         self.config = -1
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.quits: list[int] = []
+        self.drained: list[int] = []
         self._rows = rows
 
     def start(self, worker: Worker) -> None:
@@ -54,6 +55,9 @@ class Host:
 
     def adopt(self, config: int, settings: dict[str, Any]) -> None:
         self.config = config
+
+    def drain(self, worker: Worker) -> None:
+        self.drained.append(worker.index)
 
     def outstanding(self, worker: Worker) -> int:
         return self.left.get(worker.index, 0)
@@ -121,9 +125,10 @@ def test_an_old_worker_ends_when_no_client_will_send_to_it_and_it_has_answered_a
     host.look()
     assert not host.quits  # client 2 may still send
     old.listeners.discard(2)
+    assert not host.drained
     host.left = {0: 1}
     host.look()
-    assert not host.quits
+    assert host.drained == [0] and not host.quits  # it is not to wait for requests that will not come
     host.left = {}
     host.look()
     assert host.quits == [0] and not host.timers

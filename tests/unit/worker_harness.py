@@ -94,7 +94,7 @@ class Bench:
     ) -> None:
         self.cells = segment.private(board.BOARD_SIZE).quads
         board.write_limits(self.cells, {"max_batch_size": max_batch_size})
-        self.quitting = False
+        self.draining = self.quitting = False
         self.posted: set[Any] = set()
         self.waits: list[float | None] = []
         self._peer = Peer(0)
@@ -136,7 +136,7 @@ class Bench:
 
     def run(self) -> None:
         """Until every round is served."""
-        self.quitting = False
+        self.draining = self.quitting = False
         self.worker.run()
 
     # what the worker asks of an inbox
