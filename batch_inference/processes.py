@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 from batch_inference.errors import TransportError
@@ -77,19 +78,30 @@ def become_supervisor() -> None:
         os.close(null)
 
 
-def become_worker(supervisor: int) -> None:
-    """Asks the kernel to kill us when the supervisor ends, however that happens and whatever we are doing then.
+def dies_with_us() -> Callable[[], None]:
+    """For a child to call between fork and exec: asks the kernel to kill it when we end, however that happens.
 
-    And to end short waits on time.
+    Before its first instruction, since a process that is stopped while it starts would stay otherwise. Of this process,
+    which must have one thread only.
     """
     import ctypes
 
-    PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns: a wait of 100 us shall not take 150
-    if os.getppid() != supervisor:  # it was quicker than we
-        os._exit(1)
+    PR_SET_PDEATHSIG, prctl, parent = 1, ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # we were quicker
+            os._exit(1)
+
+    return ask
+
+
+def become_worker() -> None:
+    """Asks the kernel to end short waits on time."""
+    import ctypes
+
+    PR_SET_TIMERSLACK = 29
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns: a wait of 100 us shall not take 150
 
 
 def end(error: BaseException) -> NoReturn:

@@ -68,6 +68,7 @@ class Supervisor:
         board.write_limits(self._board.quads, self._settings["limits"])
         for worker in self.workers:
             self._show(worker, board.STARTING)
+        self._dies_with_us = processes.dies_with_us()
         self._pidfd = os.pidfd_open(os.getpid())
         self._stopping = False
         self._draining = False  # the last client has sent its last request
@@ -317,7 +318,7 @@ class Supervisor:
         code = (
             f"import sys; sys.path[:0] = [{root!r}]; "
             f"from batch_inference.payload import enter; enter({worker.config}); "
-            f"from batch_inference.worker import main; main{(worker.index, os.getpid(), *given)}"
+            f"from batch_inference.worker import main; main{(worker.index, *given)}"
         )
         try:
             process = subprocess.Popen(
@@ -328,8 +329,9 @@ class Supervisor:
                 pass_fds=given,
                 env={**os.environ, **self._settings["environments"][worker.place]},
                 start_new_session=True,
+                preexec_fn=self._dies_with_us,
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             worker.failure = f"{python} cannot be started: {error}"
             ours.close()
             log.close()

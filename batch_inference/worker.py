@@ -187,9 +187,9 @@ def warm_up(model: Any, recipe: payload.Recipe) -> None:
         print(f"batch_inference: warm-up {number} of {len(batches)}, {took:.3f} s", file=sys.stderr, flush=True)
 
 
-def main(index: int, supervisor: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
+def main(index: int, config: int, control: int, pipe: int, log: int, board_fd: int) -> None:
     """Runs worker number `index` on descriptors that its supervisor passed on."""
-    processes.become_worker(supervisor)
+    processes.become_worker()
     try:
         serve(index, config, control, pipe, log, board_fd)
     except BaseException as error:

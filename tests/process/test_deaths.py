@@ -228,6 +228,23 @@ def test_a_worker_that_dies_while_it_loads_under_a_new_supervisor_is_restarted(t
         assert host.predict(value(5), timeout=30).tolist() == [[10]]
 
 
+def test_a_worker_that_was_stopped_while_its_interpreter_starts_dies_with_its_supervisor() -> None:
+    with ModelHost(Doubles, max_restarts=MANY)() as host:
+        first = worker_pid(host)
+        supervisor = parent_of(first)
+        kill(first)
+
+        def next_one() -> int:
+            pid = host.statistics().workers[0].pid
+            return pid if pid != first else 0
+
+        second = wait_until(next_one, 20)
+        kill(second, signal.SIGSTOP)
+        kill(supervisor)
+        wait_until(lambda: not alive(second), 10)
+        assert host.predict(value(1), timeout=30).tolist() == [[2]]
+
+
 def test_a_stop_during_the_election_of_a_supervisor_is_quick() -> None:
     for _ in range(3):
         host = ModelHost(Doubles)()
