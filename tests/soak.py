@@ -368,7 +368,10 @@ class Soak:
         return bool(pid)
 
     def _worker(self) -> int:
+        """Mostly one that serves: a reload in which one dies while it loads is given up."""
         workers = self._host.statistics().workers
+        if self._source.random() < 0.9:
+            workers = tuple(worker for worker in workers if worker.state == "ready") or workers
         return self._source.choice(workers).pid if workers else 0
 
     def _supervisor(self) -> int:
