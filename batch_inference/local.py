@@ -40,8 +40,9 @@ _LOOK = bytes(32)  # a descriptor of generation 0, which no request has: wakes t
 class Lane:
     """One model in a thread of its own, and the pipe to it: what a worker process is elsewhere."""
 
-    def __init__(self, link: LocalLink, index: int, recipe: Recipe) -> None:
+    def __init__(self, link: LocalLink, index: int, recipe: Recipe, succeeds: bool = False) -> None:
         self.index = index
+        self.succeeds = succeeds  # another, which goes on until `reload` has them change, or if this one does not load
         self.pipe = LocalRequestPipe()
         self.loaded = threading.Event()
         self.failure: ModelLoadError | None = None
@@ -52,7 +53,7 @@ class Lane:
 
     def start(self) -> None:
         """Builds the model, in the thread that will run it, and tells the client when it is ready."""
-        self._show(board.STARTING)
+        self.show(board.STARTING)
         self._thread.start()
 
     def drain(self) -> None:
@@ -67,7 +68,7 @@ class Lane:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _show(self, state: int) -> None:
+    def show(self, state: int) -> None:
         at = self.index * board.WORKER_CELLS
         self._link.cells[at + board.WORKER_STATE] = state
         self._link.cells[at + board.WORKER_PID] = os.getpid()
@@ -79,25 +80,27 @@ class Lane:
         except BaseException as error:
             self.failure = ModelLoadError(f"building the model raised {type(error).__name__}: {error}")
             self.failure.__cause__ = error
-            self._show(board.FAILED_STATE)
+            self.show(board.FAILED_STATE)
             self.loaded.set()
-            self._link.failed_to_load(self)
+            if not self.succeeds:
+                self._link.events.host_failed(self.failure)
             return
         worker = Worker(model, self._recipe, self._inbox, self._link.cells, board.worker_row(self.index))
-        self._show(board.READY)
-        self._link.ready(self)
+        self.show(board.READY)
+        if not self.succeeds:
+            self._link.events.workers_change([self])
         self.loaded.set()
         try:
             worker.run()
             payload.close_model(model)
-            self._show(board.STOPPED)
+            self.show(board.STOPPED)
         except BaseException as error:  # what would end a worker process must not leave callers waiting
             died = WorkerDiedError(
                 f"{type(error).__name__} ended the thread that runs the model ({error}); with num_workers=0 it is not "
                 "restarted: stop() and start() the host"
             )
             died.__cause__ = error
-            self._show(board.FAILED_STATE)
+            self.show(board.FAILED_STATE)
             self._link.events.host_failed(died)
 
 
@@ -114,24 +117,30 @@ class LocalLink:
         board.write_limits(self.cells, limits)
         self._closing = False
         self._lock = threading.Lock()
-        self._lanes = [Lane(self, 0, recipe)]
+        self._lane = Lane(self, 0, recipe)  # that new requests go to
+        self._lanes = [self._lane]  # and those that still answer, or load
 
     def open(self) -> None:
         """Builds the model; errors come by `host_failed`."""
-        self._lanes[0].start()
+        self._lane.start()
 
     def reload(self, recipe: Recipe) -> None:
         """Changes to the model of another recipe; ModelLoadError if it cannot be built, and the old one goes on."""
         with self._lock:
-            if len(self._lanes) > 1:
-                raise ModelLoadError("the last change of model has not ended yet: try again later")
-            (old,) = self._lanes
-            new = Lane(self, 1 - old.index, recipe)
+            used = {lane.index for lane in self._lanes}
+            free = [index for index in range(board.MAX_WORKERS) if index not in used]
+            if not free or not all(lane.loaded.is_set() for lane in self._lanes):
+                raise ModelLoadError("another change of model is under way already: try again when it has ended")
+            new = Lane(self, free[0], recipe, succeeds=True)
             self._lanes.append(new)
         new.start()
         new.loaded.wait()
-        if new.failure is not None:
-            raise new.failure
+        with self._lock:
+            if new.failure is not None:
+                self._lanes.remove(new)
+                new.show(board.STOPPED)
+                raise new.failure
+            old, self._lane = self._lane, new
         self.events.workers_change([new], [old])
         threading.Thread(target=self._retire, args=(old,), name="batch_inference-retire", daemon=True).start()
 
@@ -143,19 +152,6 @@ class LocalLink:
         lane.end()
         with self._lock:
             self._lanes.remove(lane)
-
-    def ready(self, lane: Lane) -> None:
-        if self._lanes[0] is lane:
-            self.events.workers_change([lane])
-
-    def failed_to_load(self, lane: Lane) -> None:
-        with self._lock:
-            first = self._lanes[0] is lane
-            if not first:
-                self._lanes.remove(lane)
-                lane._show(board.STOPPED)
-        if first and lane.failure is not None:
-            self.events.host_failed(lane.failure)
 
     def make_segment(self, size: int) -> Segment:
         return segment.private(size)

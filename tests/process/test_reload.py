@@ -240,6 +240,16 @@ def test_a_second_reload_at_the_same_time_is_refused(loading: Any) -> None:
     assert host.predict(value(1)).tolist() == [[3]]
 
 
+def test_the_model_in_a_thread_is_changed_again_and_again_while_old_ones_have_work() -> None:
+    with ModelHost(Multiplies, num_workers=0, max_batch_size=1)(1) as host:
+        slow = []
+        for factor in range(2, 6):
+            slow.append(host.submit(-value(factor)))  # half a second
+            host.reload(factor)
+            assert host.predict(value(1)).tolist() == [[factor]]
+        assert [future.result(20)[0, 0] for future in slow] == [-2 * 1, -3 * 2, -4 * 3, -5 * 4]
+
+
 def test_a_host_is_stopped_while_the_new_worker_loads(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     host = ModelHost(Multiplies)(2)
