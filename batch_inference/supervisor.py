@@ -47,6 +47,7 @@ LOOKS, SELDOM, OFTEN = 4, 5.0, 0.05  # looks at a worker's signs of life in a ba
 LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
 MESSAGES_AT_ONCE = 100  # of one client, before the others have their turn
 LONGEST_SLEEP = 3600.0  # seconds; the selector knows no infinity
+WARNING = {"levelno": 30, "levelname": "WARNING"}  # of logging, whose import costs memory here
 MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
 
 
@@ -458,10 +459,15 @@ class Supervisor:
             return
         self._restarts.died((worker.index, worker.incarnation), time.monotonic(), self._served())
         delay = restart_delay(worker.failures)
+        self._warn(f"{who} {how}; it is started again")
         if self._too_many_restarts():
             self.after(max(delay, VERDICT_TIMEOUT), lambda: self._restart(worker, f"{who} {how}"))
         else:
             self.after(delay, lambda: self._restart(worker, f"{who} {how}"))
+
+    def _warn(self, text: str) -> None:
+        """A record in the application's log."""
+        self._tell_application({"type": "log", "record": {"name": "batch_inference", "msg": text} | WARNING})
 
     def _restart(self, worker: Worker, what: str) -> None:
         if self._stopping or worker.retires:

@@ -118,7 +118,8 @@ def _threads() -> dict[int, str]:
 
 def _shared() -> dict[str, str]:
     try:
-        return {name: name for name in os.listdir("/dev/shm")}
+        # Semaphores come and go with other programs that use multiprocessing; this library has none.
+        return {name: name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
     except OSError:
         return {}
 

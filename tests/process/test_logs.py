@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +105,20 @@ def test_records_reach_the_applications_handlers_as_they_were_made(handler: Coll
     assert hello.pathname == __file__ and hello.module == "test_logs"
     assert child.name == f"{NAME}.deep.child"
     assert "KeyError: 'inside'" in logging.Formatter().format(failed) and failed.tenant == "a"  # type: ignore[attr-defined]
+
+
+def test_the_death_of_a_worker_is_a_warning_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with ModelHost(Logs, batcher=ListBatcher())() as host:
+        pid = host.predict(("log", logging.DEBUG, "nothing"))
+        os.kill(pid, signal.SIGKILL)
+        assert host.predict(("log", logging.DEBUG, "nothing"), timeout=60) != pid
+        wait_until(lambda: bool(caplog.records))
+    (record,) = [record for record in caplog.records if record.name == "batch_inference"]
+    assert record.levelno == logging.WARNING
+    assert (
+        record.getMessage()
+        == f"worker 0 (process {pid}) was killed by SIGKILL: out of memory, or somebody killed it; it is started again"
+    )
 
 
 def test_records_of_processes_that_the_model_forks_arrive_with_their_own_process_id(handler: Collects) -> None:
