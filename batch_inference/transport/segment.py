@@ -29,10 +29,6 @@ class Segment:
     def __repr__(self) -> str:
         return f"<Segment {self.size} bytes, fd {self.fd}>"
 
-    def holds(self, offset: int, length: int) -> bool:
-        """Whether a slot of `length` bytes at `offset` lies inside."""
-        return 0 <= offset and 0 <= length and offset % UNIT == 0 and offset + length <= self.size
-
     def discard(self) -> None:
         """Gives the pages back to the machine; the segment stays mapped, and is zeros again."""
         if hasattr(mmap, "MADV_REMOVE"):

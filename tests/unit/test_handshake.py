@@ -295,8 +295,6 @@ def test_segments_are_shared_zeroed_and_sealed() -> None:
         os.ftruncate(ours.fd, 16384)
     ours.discard()
     assert theirs.words[3] == 0
-    assert theirs.holds(64, 8128) and not theirs.holds(64, 8192) and not theirs.holds(-64, 64)
-    assert not theirs.holds(63, 1)
     ours.close()
     ours.close()
 
