@@ -414,7 +414,7 @@ def test_stop_answers_the_tasks_of_a_loop_that_is_busy(size: int) -> None:
         async def calls(host: ModelHost = host) -> list[Any]:
             await host.apredict(value(1)[0])
             tasks = [asyncio.ensure_future(host.apredict(value(number)[0])) for number in range(20)]
-            while host.statistics().pending < 20:
+            while host.statistics().pending + sum(task.done() for task in tasks) < 20:  # until all are sent
                 await asyncio.sleep(0)
             stopping = threading.Thread(target=host.stop)
             stopping.start()
