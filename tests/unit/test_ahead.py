@@ -157,7 +157,9 @@ class OwnKind(ConcatBatcher):
 
 
 @pytest.mark.parametrize(
-    "batcher", [ListBatcher(), SeqBatcher([0]), BucketSeqBatcher([0], [4]), OwnBatch(), OwnSize(), OwnKind()], ids=repr
+    "batcher",
+    [ListBatcher(), SeqBatcher([0]), BucketSeqBatcher([0], [4]), OwnBatch(), OwnSize(), OwnKind()],
+    ids=lambda batcher: type(batcher).__name__,
 )
 def test_only_batches_that_join_rows_are_begun(batcher: Batcher) -> None:
     copying, queue = Ahead(batcher), queue_of(numbered(1))
