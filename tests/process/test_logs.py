@@ -84,7 +84,9 @@ def handler() -> Iterator[Collects]:
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # pytest shows what it sees, and not every record of ours can be shown
     yield handler
+    logger.propagate = True
     logger.removeHandler(handler)
     logger.setLevel(before)
 
