@@ -1,5 +1,6 @@
 """Log records and output of the worker, in the application."""
 
+import copy
 import logging
 import multiprocessing
 import os
@@ -71,7 +72,8 @@ class Collects(logging.Handler):
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
+        self.records.append(copy.copy(record))
+        record.msg, record.args = ascii(record.getMessage()), None  # for pytest: not every text of ours can be shown
 
     def texts(self) -> list[str]:
         return [record.getMessage() for record in self.records]
@@ -84,9 +86,7 @@ def handler() -> Iterator[Collects]:
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    logger.propagate = False  # pytest shows what it sees, and not every record of ours can be shown
     yield handler
-    logger.propagate = True
     logger.removeHandler(handler)
     logger.setLevel(before)
 
