@@ -25,7 +25,7 @@ def needs(*names: str) -> pytest.MarkDecorator:
 def run(*command: object) -> str:
     """What the Python program printed; the test fails unless it ended well."""
     # One compute thread: several wait for each other at every step, which takes for ever on a busy machine.
-    environment = {**os.environ, "COLUMNS": "140", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "COLUMNS": "140", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
     arguments = [sys.executable, *map(str, command)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=280, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
