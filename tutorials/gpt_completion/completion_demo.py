@@ -67,7 +67,7 @@ def measure_all(bench: Bench, callers: Sequence[int], repeat: int) -> tuple[Run,
     batched = {HEADLINE: half + bench.measure("batched", HEADLINE, repeat * HEADLINE)}
     for count in callers:
         if count != HEADLINE:
-            batched[count] = bench.measure("batched", count, max(3, repeat * count))
+            batched[count] = bench.measure("batched", count, max(3, count))
     return unbatched, dict(sorted(batched.items()))
 
 
@@ -152,8 +152,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=int, default=32, help="tokens for each prompt (default: %(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
-    parser.add_argument("--repeat", type=int, default=2, help="requests of each caller (default: %(default)s)")
-    parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 32], metavar="N", help=f"besides {HEADLINE}")
+    parser.add_argument(
+        "--repeat", type=int, default=2, help=f"requests of each of {HEADLINE} callers, twice (default: %(default)s)"
+    )
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 32], metavar="N", help=f"besides {HEADLINE}")
     parser.add_argument("--threads", type=int, help="compute threads of the model (default: as many as cores)")
     figure = Path(".cache") / "gpt_completion.svg"
     parser.add_argument("--figure", type=Path, default=figure, help="where to draw it (default: %(default)s)")
