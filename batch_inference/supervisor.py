@@ -375,11 +375,12 @@ class Supervisor:
 
     def _tell_workers(self, message: Message, fds: list[int] | None = None) -> None:
         for worker in self.workers:
-            if worker.connection is not None:
-                try:
-                    worker.connection.send(message, fds or [])
-                except ConnectionLostError:
-                    pass  # it is dying; its pidfd will say so
+            self._tell(worker, message, fds)
+
+    def _tell(self, worker: Worker, message: Message, fds: list[int] | None = None) -> None:
+        if worker.connection is not None:
+            with contextlib.suppress(ConnectionLostError):  # it is dying; its pidfd will say so
+                worker.connection.send(message, fds or [])
 
     def _hear_worker(self, worker: Worker, events: int) -> None:
         connection = worker.connection
@@ -582,17 +583,14 @@ class Supervisor:
 
     def drain(self, worker: Worker) -> None:
         """Tells a worker that no more will come."""
-        if worker.connection is not None:
-            with contextlib.suppress(ConnectionLostError):  # it is dying; its pidfd will say so
-                worker.connection.send({"type": "drain"})
+        self._tell(worker, {"type": "drain"})
 
     def quit(self, worker: Worker) -> None:
         """Asks a worker to end, and kills it if it does not."""
         if worker.asked or worker.connection is None or worker.process is None:
             return
         worker.asked = True
-        with contextlib.suppress(ConnectionLostError):  # it is dying; its pidfd will say so
-            worker.connection.send({"type": "quit"})
+        self._tell(worker, {"type": "quit"})
         self.after(QUIT_TIMEOUT, worker.process.kill)
 
     def remove(self, worker: Worker) -> None:
@@ -620,9 +618,8 @@ class Supervisor:
                     f"hung for {silent:.3g} s in a batch: killed after batch_timeout={self._batch_timeout:g} s"
                 )
                 worker.process.kill()
-            elif silent and not worker.pinged and worker.connection is not None:
-                with contextlib.suppress(ConnectionLostError):  # its pidfd will say so
-                    worker.connection.send({"type": "ping"})
+            elif silent and not worker.pinged:
+                self._tell(worker, {"type": "ping"})
             worker.pinged = bool(silent)
         self.after(self._look_interval, self._look_for_hangs)
 
