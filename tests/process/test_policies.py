@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batch_inference import ModelHost
-from batch_inference.policy import FixedDelay
+from batch_inference.policy import FixedDelay, Queue, Returning
 from tests.process.models import Doubles
 from tests.process.overloaded import WaitsForEver
 from tests.process.test_callers import check, request
@@ -37,6 +37,13 @@ class Broken:
     def _maybe(self, name: str) -> None:
         if self.where == name:
             raise RuntimeError(f"broken in {name}")
+
+
+class BrokenHeir(Returning):
+    """The library's own rule, changed for the worse."""
+
+    def wait(self, queue: Queue, now: float) -> float:
+        raise RuntimeError("broken in wait")
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -73,3 +80,9 @@ def test_a_fixed_delay_does_not_hold_up_the_end_of_a_host() -> None:
     with ModelHost(Doubles, policy=FixedDelay(1000))() as host:
         future = host.submit(np.ones((2, 1)))
     assert future.result(0).shape == (2, 1)
+
+
+def test_a_policy_that_inherits_from_ours_may_fail_as_well() -> None:
+    with ModelHost(Doubles, policy=BrokenHeir(), num_workers=0)() as host:
+        check(host.predict(request(1), timeout=30), 1)
+        check(host.predict(request(2), timeout=30), 2)
