@@ -11,6 +11,7 @@ Threads: any number call `predict` and `submit`; the link's monitor thread calls
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -49,8 +50,10 @@ from batch_inference.transport.wire import (
     STATUS,
     TICK,
     TRIES,
-    reply_at,
 )
+
+Share = tuple["Peer", list[Slot]]
+"""What a worker is to be sent."""
 
 TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
 
@@ -59,6 +62,10 @@ class Peer(Protocol):
     """A worker to which requests can be sent."""
 
     index: int
+
+    def send(self, descriptors: bytes) -> None:
+        """Sends descriptors, one write's worth at most. Never blocks."""
+        ...
 
 
 class ClientLink(Protocol):
@@ -75,7 +82,6 @@ class ClientLink(Protocol):
     def new_key_channel(self) -> KeyChannel: ...
     def new_loop_channel(self, loop: Any, deliver: Callable[[list[int]], None], /) -> NearChannel: ...
     def retire(self, channel: Any, loop: Any, /) -> None: ...
-    def send(self, peer: Any, descriptors: bytes, /) -> None: ...
     def configure(self, limits: board.Limits, /) -> None: ...
     def drain(self) -> None: ...
     def statistics(self) -> board.Statistics: ...
@@ -109,7 +115,10 @@ class Client:
         slot = self.fill(args, deadline) if block else self.fill_without_waiting(args)
         channel = None
         try:
-            channel = self._borrow_channel()
+            try:
+                channel = self._thread_channels.pop()
+            except IndexError:
+                channel = self._new_channel()
             self.send(slot, channel, deadline)
             words, done_gen, gen = slot.segment.words, slot.word + DONE_GEN, slot.gen
             while words[done_gen] != gen and slot.error is None:
@@ -128,14 +137,13 @@ class Client:
                 self._thread_channels.append(channel)
         return self.collect(slot)
 
-    def _borrow_channel(self) -> WaitChannel:
+    def _new_channel(self) -> WaitChannel:
         while True:
-            try:
+            with self._making:  # each is a descriptor in three processes: who comes together shares what one makes
+                if not self._thread_channels:
+                    self._thread_channels.extend(self.link.new_thread_channels())
+            with contextlib.suppress(IndexError):
                 return self._thread_channels.pop()
-            except IndexError:
-                with self._making:  # each is a descriptor in three processes: who comes together shares what one makes
-                    if not self._thread_channels:
-                        self._thread_channels.extend(self.link.new_thread_channels())
 
     # --- the life of a request ------------------------------------------------------------------------------------
 
@@ -165,9 +173,9 @@ class Client:
     def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
         try:
             memory, start, size = slot.segment.memory, slot.offset, len(encoded)
-            slot.length, slot.reply_at = size, reply_at(size)
-            room = (1 << slot.order) - slot.reply_at
-            SENT.pack_into(memory, start, slot.gen, 0, size, 0, room)
+            if slot.length != size:  # of its last use
+                slot.fit(size)
+            SENT.pack_into(memory, start, slot.gen, 0, size, 0, slot.room)
             start += HEADER_SIZE
             if type(encoded) is bytes:
                 memory[start : start + size] = encoded
@@ -183,29 +191,31 @@ class Client:
 
         Without a worker that is ready the monitor sends it, once there is one.
         """
+        slot.channel, slot.arrived = channel, time.monotonic_ns()
+        slot.deadline = 0 if deadline is None else int(deadline * 1e9)
         with self._lock:
             if self._over is not None:
                 self._check_open()
-            peer = self._enter(slot, channel, deadline, time.monotonic_ns())
+            self._outstanding[slot.key] = slot
+            if self.room.admitted:
+                self.room.admitted.discard(slot.key)
+            peer = self._assign(slot)
         if peer is not None:
-            self.link.send(peer, self.descriptor(slot))
+            peer.send(self.descriptor(slot))
 
     def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
         """`send` for several slots, each with its deadline."""
-        now = time.monotonic_ns()
+        now, outstanding, admitted = time.monotonic_ns(), self._outstanding, self.room.admitted
         with self._lock:
             self._check_open()
-            assigned = [(slot, self._enter(slot, channel, deadline, now)) for slot, deadline in slots]
-        self._send_assigned(assigned)
-
-    def _enter(self, slot: Slot, channel: NearChannel, deadline: float | None, now: int) -> Peer | None:
-        """Enters a filled slot as outstanding, and chooses its worker, if one is ready. Needs the lock."""
-        slot.channel, slot.arrived = channel, now
-        slot.deadline = 0 if deadline is None else int(deadline * 1e9)
-        self._outstanding[slot.key] = slot
-        if self.room.admitted:
-            self.room.admitted.discard(slot.key)
-        return self._assign(slot)
+            for slot, deadline in slots:
+                slot.channel, slot.arrived = channel, now
+                slot.deadline = 0 if deadline is None else int(deadline * 1e9)
+                outstanding[slot.key] = slot
+                if admitted:
+                    admitted.discard(slot.key)
+            shares = self._assign_all([slot for slot, _ in slots])
+        self._send_shares(shares)
 
     def descriptor(self, slot: Slot) -> bytes:
         return DESCRIPTOR.pack(
@@ -220,9 +230,13 @@ class Client:
 
     def leave_all(self, slots: Iterable[Slot]) -> None:
         """Requests that are done are not outstanding any more; `collect_left` gives their replies."""
+        outstanding, left = self._outstanding, dict[int, int]()
         with self._lock:
             for slot in slots:
-                self._leave(slot)
+                if outstanding.pop(slot.key, None) is not None and (worker := slot.worker) is not None:
+                    left[worker.index] = left.get(worker.index, 0) + 1
+            for index, number in left.items():
+                self._count(index, -number)
 
     def collect_left(self, slot: Slot) -> Any:
         """`collect` after `leave_all`."""
@@ -232,7 +246,9 @@ class Client:
                 self._time_reply(slot)
             size, _, status, _ = FINISHED.unpack_from(memory, slot.offset + FINISHED_OFFSET)
             if status == OK and slot.error is None and slot.elsewhere is None:
-                return codec.decode(memory, slot.offset + slot.reply_at, size)
+                at = slot.offset + slot.reply_at
+                layout = codec.layout_at(memory, at, size)
+                return codec.decode(memory, at, size) if layout is None else layout.copy(memory, at)
             return self._collect_rare(slot)
         finally:
             self.room.release(slot)
@@ -331,6 +347,21 @@ class Client:
         link.cells[link.row + index] = count
         return peer
 
+    def _assign_all(self, slots: list[Slot]) -> list[Share]:
+        """`_assign` for several slots: who gets which. Needs the lock."""
+        if len(self._ready) == 1:
+            peer = self._ready[0]
+            for slot in slots:
+                slot.worker = peer
+            self._count(peer.index, len(slots))
+            return [(peer, slots)]
+        shares: dict[int, Share] = {}
+        for slot in slots:
+            chosen = self._assign(slot)
+            if chosen is not None:
+                shares.setdefault(chosen.index, (chosen, []))[1].append(slot)
+        return list(shares.values())
+
     def _load(self, index: int) -> int:
         cells = self.link.cells
         rows = cells[board.CLIENT_ROWS]
@@ -365,8 +396,8 @@ class Client:
             self._ready += ready
             waiting = [slot for slot in self._outstanding.values() if slot.worker is None and not slot.abandoned]
             waiting = [slot for slot in waiting if slot.error is None]
-            assigned = [(slot, self._assign(slot)) for slot in waiting]
-        self._send_assigned(assigned)
+            shares = self._assign_all(waiting)
+        self._send_shares(shares)
         with self._changed:
             self._changed.notify_all()
 
@@ -376,7 +407,7 @@ class Client:
         Except what is to blame for it, or must not be run twice (`retry`). Returns, for each request that was convicted
         now, the deaths that it caused.
         """
-        assigned: list[tuple[Slot, Peer | None]] = []
+        again: list[Slot] = []
         convicted: list[list[Death]] = []
         with self._lock:
             if peer in self._ready:
@@ -389,10 +420,11 @@ class Client:
                 if self._judge(slot, death, retry):
                     convicted.append([fatality.death for fatality in slot.deaths])
                 if slot.error is None and not slot.abandoned:
-                    assigned.append((slot, self._assign(slot)))
+                    again.append(slot)
+            shares = self._assign_all(again)
             pending = list(self._outstanding.values())
             stopping = self._over is not None
-        self._send_assigned(assigned)
+        self._send_shares(shares)
         for slot in pending:
             if slot.done:  # failed just now, or answered by the dead worker without a wake-up
                 self._wake(slot)
@@ -440,14 +472,10 @@ class Client:
             slot.segment.words[slot.word + DONE_GEN] = gen
         self._wake(slot)
 
-    def _send_assigned(self, assigned: list[tuple[Slot, Peer | None]]) -> None:
-        by_peer: dict[int, tuple[Peer, list[bytes]]] = {}
-        for slot, peer in assigned:
-            if peer is not None:
-                by_peer.setdefault(peer.index, (peer, []))[1].append(self.descriptor(slot))
-        for peer, descriptors in by_peer.values():
-            for chunk in chunks(descriptors):
-                self.link.send(peer, chunk)
+    def _send_shares(self, shares: list[Share]) -> None:
+        for peer, slots in shares:
+            for chunk in chunks([self.descriptor(slot) for slot in slots]):
+                peer.send(chunk)
 
     def _wake(self, slot: Slot) -> None:
         channel = slot.channel

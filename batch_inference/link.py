@@ -53,15 +53,22 @@ THREAD_CHANNELS_AT_ONCE = 8
 class Peer:
     """One incarnation of a worker, as its client sees it."""
 
-    def __init__(self, index: int, incarnation: int, pidfd: int, pipe: RequestPipe) -> None:
+    def __init__(self, index: int, incarnation: int, pidfd: int, pipe: RequestPipe, wake: Callable[[], None]) -> None:
         self.index = index
         self.incarnation = incarnation
         self.pidfd = pidfd
         self.pipe = pipe
         self.backlog: deque[bytes] = deque()  # what the full pipe did not take
+        self._wake = wake
 
     def __repr__(self) -> str:
         return f"<Peer {self.index}, incarnation {self.incarnation}>"
+
+    def send(self, descriptors: bytes) -> None:
+        """Sends descriptors (one write's worth at most). Never blocks: the monitor sends what must wait."""
+        if self.backlog or not self.pipe.write(descriptors):
+            self.backlog.append(descriptors)
+            self._wake()
 
 
 class Events(Protocol):
@@ -213,11 +220,8 @@ class Link:
                 loop.call_soon_threadsafe(loop.remove_reader, channel.fd)
         self._idle_channels.append(channel)
 
-    def send(self, peer: Peer, descriptors: bytes) -> None:
-        """Sends descriptors (one write's worth at most) to a worker. Never blocks: the monitor sends what must wait."""
-        if peer.backlog or not peer.pipe.write(descriptors):
-            peer.backlog.append(descriptors)
-            os.eventfd_write(self._wake, 1)
+    def _wake_monitor(self) -> None:
+        os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """Leaves the host; returns when the workers have ended, if they end with us."""
@@ -225,7 +229,7 @@ class Link:
             self._closing = True
             self._say({"type": "bye"}, [])
         self._end_reload(HostClosedError("the host was stopped while its model was being changed"))
-        os.eventfd_write(self._wake, 1)
+        self._wake_monitor()
         if self._monitor is not threading.current_thread() and self._monitor.is_alive():
             self._monitor.join(JOIN_TIMEOUT)
         self._disconnect()
@@ -356,7 +360,7 @@ class Link:
                 self._connection.send(message, fds)
             except ConnectionLostError:
                 return  # the monitor will see the death, and say it again to the next supervisor
-            if self._connection.pending:
+            if self._connection.unsent:
                 os.eventfd_write(self._wake, 1)
 
     # --- the monitor ----------------------------------------------------------------------------------------------
@@ -379,7 +383,7 @@ class Link:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._supervisor, select.POLLIN)
-        poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection.pending else 0))
+        poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
         for peer in self._peers.values():
             if peer.backlog:
                 poll.register(peer.pipe.fd, select.POLLOUT)
@@ -439,7 +443,7 @@ class Link:
 
     def _worker_ready(self, message: Message, fds: list[int]) -> None:
         pipe, pidfd = fds
-        peer = Peer(message["worker"], message["incarnation"], pidfd, RequestPipe(pipe))
+        peer = Peer(message["worker"], message["incarnation"], pidfd, RequestPipe(pipe), self._wake_monitor)
         self._peers[peer.index] = peer
         self._served = True
         if message["succeeds"]:  # others, who retire; they change all at once

@@ -56,6 +56,9 @@ class Lane:
         self.show(board.STARTING)
         self._thread.start()
 
+    def send(self, descriptors: bytes) -> None:
+        self.pipe.write(descriptors)
+
     def drain(self) -> None:
         """No more will be sent: what waits is not to wait for company."""
         self._inbox.draining = True
@@ -179,9 +182,6 @@ class LocalLink:
     def retire(self, channel: Any, loop: Any) -> None:
         with self._lock:
             self.here.channels.pop(channel.number, None)
-
-    def send(self, peer: Any, descriptors: bytes) -> None:
-        peer.pipe.write(descriptors)
 
     def configure(self, limits: board.Limits) -> None:
         """Puts limits in force."""

@@ -19,6 +19,7 @@ from batch_inference.transport.wire import DONE_GEN, REPLY_SIZE
 
 LARGE = 1 << 20  # bytes that are copied in a helper thread rather than in the loop
 HELPERS = 4
+AT_ONCE = 16  # requests that are sent without waiting for the rest of a turn: a worker can begin with them
 
 
 class Loops:
@@ -104,6 +105,8 @@ class LoopSide:
         if not outbox:
             loop.call_soon(self._flush)
         outbox.append((slot, slot.gen, deadline))
+        if len(outbox) >= AT_ONCE:
+            self._flush()
         timer = None
         if deadline is not None:
             timer = loop.call_later(deadline - time.monotonic(), self._expire, slot, done)
@@ -163,6 +166,8 @@ class LoopSide:
     def _flush(self) -> None:
         """Sends the requests of this turn of the loop."""
         outbox, self._outbox = self._outbox, []
+        if not outbox:
+            return
         # A slot whose gen is another, or that nobody waits for, was given up before it was sent.
         slots = [(slot, deadline) for slot, gen, deadline in outbox if slot.gen == gen and slot.key in self._waiting]
         try:

@@ -66,6 +66,7 @@ class FixedDelay:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.eager = seconds <= 0
 
     def __repr__(self) -> str:
         return f"FixedDelay({self.seconds})"
@@ -91,7 +92,8 @@ class Costs:
         self.per_item = 0.0
         self._weight = self._n = self._s = self._nn = self._ns = 0.0
 
-    def learn(self, size: int, seconds: float) -> None:
+    def learn(self, size: int, seconds: float) -> float:
+        """What it takes to be the fixed cost, now that a batch of this size took so long."""
         if self.fixed is not None:
             seconds = min(seconds, OUTLIER * (self.fixed + self.per_item * size))
         self._weight = self._weight * MEMORY + 1
@@ -106,6 +108,7 @@ class Costs:
             self.per_item = max(0.0, (self._ns / self._weight - mean_n * mean_s) / variance)
             self.per_item = min(self.per_item, mean_s / mean_n)
         self.fixed = max(0.0, mean_s - self.per_item * mean_n)
+        return self.fixed
 
 
 @dataclass
@@ -126,9 +129,10 @@ class Returning:
 
     def __init__(self) -> None:
         self.costs = Costs()
+        self.eager = False
         self._share = [0.0] * len(LADDER)
         self._learned = 0.0
-        self._window = self._before = Window(-math.inf, 0)  # before: the window that ended with the last completion
+        self._forget()
 
     def __repr__(self) -> str:
         shares = " ".join(f"{share:.2f}" for share in self._share)
@@ -140,7 +144,14 @@ class Returning:
         window.arrivals.append(time)
 
     def ran(self, size: int, seconds: float) -> None:
-        self.costs.learn(size, seconds)
+        eager = self.costs.learn(size, seconds) < LEAST_FIXED_COST
+        if eager is not self.eager:
+            self.eager = eager
+            self._forget()
+
+    def _forget(self) -> None:
+        """What is not heard of any more would be taken for what did not happen."""
+        self._window = self._before = Window(-math.inf, 0)  # before: the window that ended with the last completion
 
     def completed(self, time: float, requests: int) -> None:
         if self._before.replied and time - self._learned >= LEARNING_INTERVAL:
@@ -155,7 +166,7 @@ class Returning:
 
     def wait(self, queue: Queue, now: float) -> float:
         fixed, window = self.costs.fixed, self._window
-        if fixed is None or fixed < LEAST_FIXED_COST:
+        if self.eager or fixed is None:
             return 0.0
         back, replied = len(window.arrivals), window.replied
         coming = self._share[-1] * replied - back

@@ -67,8 +67,7 @@ class Room:
         if self.waiting:
             return None
         self._until_count -= 1
-        pending = len(self._outstanding) + len(self.admitted) + self._others
-        if (self._until_count <= 0 or pending >= self._link.cells[board.MAX_PENDING]) and self._crowded():
+        if self._until_count <= 0 and self._crowded():
             return None
         order = self._orders.get(size)
         if order is None:

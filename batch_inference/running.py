@@ -150,8 +150,7 @@ class Runner:
                 return None
             if len(batch) == 1:
                 batch[0].runs(alone=True)
-        cells, beats = self._cells, self._row + board.BEATS
-        cells[beats] += 1
+        self._cells[self._row + board.BEATS] += 1
         started = time.monotonic_ns()
         failure: Failure[Request] | None = None
         try:
@@ -174,7 +173,6 @@ class Runner:
             if responses is not None:
                 self._count_batch(batch, time.monotonic_ns() - started, padding)
                 self._reply(batch, responses)
-        cells[beats] += 1
         return failure
 
     def _call(self, batch: Sequence[Request]) -> tuple[list[Any] | None, Any, Named | None]:

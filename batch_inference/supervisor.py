@@ -298,7 +298,7 @@ class Supervisor:
         """Sends what a person should see to the client that has been here longest."""
         for client in self._clients.values():
             if client.row >= 0:
-                if client.connection.pending < MAX_NEWS:
+                if len(client.connection.unsent) < MAX_NEWS:
                     self.send(client, message)
                 return
 
@@ -668,7 +668,7 @@ class Supervisor:
         connections += [w.connection for w in self.workers if w.connection is not None]
         for connection in connections:
             key = self._selector.get_key(connection)
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.pending else 0)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
             if key.events != wanted:
                 self._selector.modify(connection, wanted, key.data)
 

@@ -22,7 +22,7 @@ from typing import Any
 from batch_inference import logs, payload, processes
 from batch_inference import statistics as board
 from batch_inference.options import WORKER_VARIABLE
-from batch_inference.policy import FixedDelay, Policy, Queue, Returning
+from batch_inference.policy import LEARNING_INTERVAL, FixedDelay, Policy, Queue, Returning
 from batch_inference.running import ENDS, Runner, call_model, collate, size_of
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection
@@ -32,14 +32,14 @@ from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, own_co
 DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
 LONGEST_WAIT = 1e6  # seconds; the kernel knows no infinite ones, which a policy may ask for
 OURS = (Returning, FixedDelay)  # the policies that are known not to raise
-WAITS_TIMED = 4  # about so many waits of a batch go into the histogram, each for as many as it stands for
 
 
 class Worker:
     """Runs a model over the requests of an inbox, and counts on its row of the board."""
 
     def __init__(self, model: Any, recipe: payload.Recipe, inbox: Inbox, cells: memoryview[int], row: int) -> None:
-        self._policy = recipe.policy if type(recipe.policy) in OURS else Guarded(recipe.policy)
+        given: Any = recipe.policy
+        self._policy: Returning | FixedDelay | Guarded = given if type(given) in OURS else Guarded(given)
         self._inbox = inbox
         self._cells = cells
         self._row = row
@@ -49,6 +49,8 @@ class Worker:
         self._limit = 0  # the most that a batch may hold
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
         self._usual_run = 0.0  # seconds that a batch takes
+        self._next_learning = 0.0  # when the policy is told again what a batch took
+        self._turn = 0
 
     def run(self) -> None:
         """Serves until the inbox says quit and nothing waits."""
@@ -61,10 +63,10 @@ class Worker:
                 continue
             queue = self._waiting.oldest()
             limit = ONE if queue[0].kind is ALONE else self._limit
-            pause = self._pause(queue, limit)
+            pause, why = self._pause(queue, limit)
             if pause <= 0:
-                self._serve(queue, limit)
-                pause = 0.0
+                self._serve(queue, limit, why)
+                pause = 0.0 if queues else None
             else:
                 pause = max(0.0, pause - self._runner.ahead.copy(queue, limit))
 
@@ -78,13 +80,17 @@ class Worker:
                 self._overshoot += 0.1 * (late - self._overshoot)
         else:
             arrived = self._inbox.receive(pause)
-        self._cells[self._row + board.BEATS] += 1
-        most = self._cells[board.MAX_BATCH_SIZE]
-        self._limit = limit = self._smaller(most)
+        cells, row = self._cells, self._row
+        cells[row + board.BEATS] += 1
+        self._limit = limit = most = cells[board.MAX_BATCH_SIZE]
+        if cells[row + board.SIZE_LIMIT]:
+            self._limit = limit = self._smaller(most)
+        told = None if self._policy.eager else self._policy.arrived
         for incoming in arrived:
             try:
                 for request in self._intake.requests(incoming, limit, most):
-                    self._policy.arrived(incoming.arrived / 1e9, request.size)
+                    if told is not None:
+                        told(incoming.arrived / 1e9, request.size)
                     self._waiting.add(request)
             except ENDS:
                 raise
@@ -96,17 +102,19 @@ class Worker:
     def _smaller(self, most: int) -> int:
         """`most`, or the size that memory was found to hold, as long as that is less than any max_batch_size since."""
         learned: int = self._cells[self._row + board.SIZE_LIMIT]
-        if 0 < learned < most:
+        if learned < most:
             return learned
-        if learned:
-            self._cells[self._row + board.SIZE_LIMIT] = 0
+        self._cells[self._row + board.SIZE_LIMIT] = 0
         return most
 
-    def _pause(self, queue: deque[Request], limit: int) -> float:
-        """How long to wait for more requests before `queue` is cut; 0 or less, and counted why, to cut it now."""
+    def _pause(self, queue: deque[Request], limit: int) -> tuple[float, int]:
+        """How long to wait for more requests before `queue` is cut, 0 or less to cut it now; and the reason not to wait
+        longer, unless the batch is full (a cell of the board)."""
+        if self._policy.eager:
+            return 0.0, board.CUT_NOTHING
         summed = summary(queue, limit)
         if summed is None:
-            wait, why = 0.0, board.CUT_FULL
+            wait, why = 0.0, board.CUT_NOTHING
         elif self._inbox.draining:
             wait, why = 0.0, board.CUT_NOTHING
         elif len(self._waiting.queues) > 1:  # the model has other work: holding it back would cost the other kinds
@@ -120,30 +128,37 @@ class Worker:
             if wait > 0 and summed.deadline is not None:
                 if (left := summed.deadline - 2 * self._usual_run - DEADLINE_MARGIN - now) < wait:
                     wait, why = left, board.CUT_DEADLINE
-        if wait <= 0:
-            self._cells[self._row + why] += 1
-        return wait
+        return wait, why
 
-    def _serve(self, queue: deque[Request], limit: int) -> None:
-        """Cuts a batch from a queue, and runs it."""
+    def _serve(self, queue: deque[Request], limit: int, why: int) -> None:
+        """Cuts a batch from a queue, and runs it. `why` it is cut now, unless it is full."""
         started = time.monotonic_ns()
         batch = self._waiting.cut(queue, limit, started)
-        if batch:
-            stride = 1 + len(batch) // WAITS_TIMED
-            for request in batch[::stride]:
-                self._cells[self._row + board.WAITING + board.bucket(started - request.arrived)] += stride
-            self._runner.run(batch)
+        if not batch:  # nobody waits for any of them
+            self._inbox.flush()
+            return
+        size, requests, cells, row = size_of(batch), len(batch), self._cells, self._row
+        self._turn += 1
+        waited = started - batch[self._turn % requests].arrived  # one stands for all, each place in its turn
+        cells[row + board.WAITING + board.bucket(waited)] += requests
+        cells[row + (board.CUT_FULL if queue or size >= limit else why)] += 1
+        self._runner.run(batch)
         self._inbox.flush()
-        if batch:
-            now = time.monotonic()
-            took = now - started / 1e9
-            self._usual_run += 0.2 * (took - self._usual_run)
-            self._policy.ran(size_of(batch), took)
-            self._policy.completed(now, len(batch))
+        now = time.monotonic()
+        took = now - started / 1e9
+        self._usual_run += 0.2 * (took - self._usual_run)
+        policy = self._policy
+        if now >= self._next_learning:
+            self._next_learning = now + LEARNING_INTERVAL
+            policy.ran(size, took)
+        if not policy.eager:
+            policy.completed(now, requests)
 
 
 class Guarded:
     """A policy of the user's own, until it raises: from then on batches are cut at once, and the log says why."""
+
+    eager = False
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -25,6 +25,7 @@ from batch_inference.transport.wire import (
     SENT,
     UNIT,
     WORDS_PER_UNIT,
+    reply_at,
     slot_key,
 )
 
@@ -56,7 +57,8 @@ class Slot:
         "arrived",  # ns
         "deadline",  # ns, 0 for none
         "length",  # bytes of the encoded request
-        "reply_at",  # where its reply starts, from offset
+        "reply_at",  # where its reply starts, from offset; follows from length, as does
+        "room",  # bytes for the reply
         "deaths",  # deaths.Fatality, for each worker that died with it in the running batch
         "error",  # exception that this process set in place of a reply
         "elsewhere",  # a reply that did not fit, as (Segment, length)
@@ -75,7 +77,8 @@ class Slot:
         self.gen = 0
         self.channel: Any = None
         self.worker: Any = None
-        self.arrived = self.deadline = self.length = self.reply_at = 0
+        self.arrived = self.deadline = 0
+        self.fit(0)
         self.deaths: tuple[Any, ...] = ()
         self.error: BaseException | None = None
         self.elsewhere: tuple[Segment, int] | None = None
@@ -83,6 +86,11 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"<Slot {self.number}:{self.offset} of {1 << self.order} bytes, gen {self.gen}>"
+
+    def fit(self, length: int) -> None:
+        """Divides the slot for a request of `length` bytes and its reply."""
+        self.length, self.reply_at = length, reply_at(length)
+        self.room = (1 << self.order) - self.reply_at
 
     @property
     def size(self) -> int:

@@ -93,14 +93,14 @@ class LocalRequestPipe:
 def read_waiting(fd: int) -> bytes:
     """Everything that waits in a non-blocking request pipe: whole descriptors, if nobody wrote anything else."""
     data = b""
-    while True:
-        try:
+    try:
+        data = part = os.read(fd, _READ_SIZE)
+        while len(part) == _READ_SIZE:
             part = os.read(fd, _READ_SIZE)
-        except BlockingIOError:
-            return data
-        data += part
-        if len(part) < _READ_SIZE:
-            return data
+            data += part
+    except BlockingIOError:
+        pass
+    return data
 
 
 def chunks(descriptors: Sequence[bytes]) -> Iterable[bytes]:

@@ -51,24 +51,20 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._queue: deque[tuple[bytes, list[int]]] = deque()
+        self.unsent: deque[tuple[bytes, list[int]]] = deque()
+        """Messages that wait for `flush`."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
-
-    @property
-    def pending(self) -> int:
-        """How many messages wait for `flush`."""
-        return len(self._queue)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Queues or sends a message with duplicates of `fds`; the caller keeps its own."""
         data = json.dumps(message).encode()
         if len(data) > MAX_MESSAGE:
             raise ValueError(f"a control message of {len(data)} bytes is longer than {MAX_MESSAGE}")
-        if not self._queue and self._try(data, fds):
+        if not self.unsent and self._try(data, fds):
             return
-        if len(self._queue) >= MAX_QUEUED:
+        if len(self.unsent) >= MAX_QUEUED:
             raise ConnectionLostError(f"the peer left {MAX_QUEUED} messages unread")
         duplicates: list[int] = []
         try:
@@ -77,12 +73,12 @@ class Connection:
         except OSError:
             close_all(duplicates)
             raise
-        self._queue.append((data, duplicates))
+        self.unsent.append((data, duplicates))
 
     def flush(self) -> None:
         """Sends what the socket takes now."""
-        while self._queue and self._try(*self._queue[0]):
-            for fd in self._queue.popleft()[1]:
+        while self.unsent and self._try(*self.unsent[0]):
+            for fd in self.unsent.popleft()[1]:
                 os.close(fd)
 
     def flush_until(self, deadline: float) -> None:
@@ -91,7 +87,7 @@ class Connection:
         poll.register(self, select.POLLOUT)
         with contextlib.suppress(ConnectionLostError):
             self.flush()
-            while self.pending and poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+            while self.unsent and poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                 self.flush()
 
     def receive(self) -> tuple[Message, list[int]] | None:
@@ -121,8 +117,8 @@ class Connection:
         return message, list(fds)
 
     def close(self) -> None:
-        while self._queue:
-            close_all(self._queue.popleft()[1])
+        while self.unsent:
+            close_all(self.unsent.popleft()[1])
         self._sock.close()
 
     def _try(self, data: bytes, fds: Sequence[int]) -> bool:

@@ -143,11 +143,12 @@ class Incoming:
 
         False, and nothing is marked, if nobody waits for it any more.
         """
-        if self.unwanted(now):
+        segment, gen, deadline = self._segment, self._gen, self.deadline
+        given_up = segment.words[self._unit * WORDS_PER_UNIT + GIVEN_UP] == gen
+        if given_up or (deadline and deadline < now) or self.peer.gone:  # as `unwanted`, but without the call
             return False
-        after = max(0, now - self.arrived) // TICK & 0xFFFF_FFFF
-        memory, at = self._segment.memory, self._start + STARTED_OFFSET
-        STARTED.pack_into(memory, at, RUNS_ALONE if alone else 0, 0, after, self._gen)
+        after = (now - self.arrived) // TICK & 0xFFFF_FFFF
+        STARTED.pack_into(segment.memory, self._start + STARTED_OFFSET, RUNS_ALONE if alone else 0, 0, after, gen)
         return True
 
     def runs(self, alone: bool) -> None:
@@ -163,26 +164,22 @@ class Incoming:
         if size > self._room or start + size > segment.size:
             self._inbox.reply_elsewhere(self.peer, (self._number, self._unit, self._gen, status), encoded)
             return
+        memory = segment.memory
         if type(encoded) is bytes:
-            segment.memory[start : start + size] = encoded
+            memory[start : start + size] = encoded
         else:
-            encoded.write(segment.memory, start)  # type: ignore[union-attr]
-        self._finish(status, size)
+            encoded.write(memory, start)  # type: ignore[union-attr]
+        # From here on the slot is the client's again.
+        FINISHED.pack_into(memory, self._start + FINISHED_OFFSET, size, time.monotonic_ns(), status, self._gen)
+        if self._channel.post(self._number, self._unit):
+            self._inbox.posted.add(self._channel)
 
     def fail(self, error: BaseException) -> None:
         self.reply(codec.encode_error(error), ERROR)
 
     def drop(self) -> None:
         """Gives the slot back unanswered: nobody waits."""
-        if not self.peer.gone:
-            self._finish(DROPPED, 0)
-
-    def _finish(self, status: int, size: int) -> None:
-        """From here on the slot is the client's again."""
-        memory, at = self._segment.memory, self._start + FINISHED_OFFSET
-        FINISHED.pack_into(memory, at, size, time.monotonic_ns(), status, self._gen)
-        if self._channel.post(self._number, self._unit):
-            self._inbox.posted.add(self._channel)
+        self.reply(b"", DROPPED)
 
 
 class Inbox(Protocol):
@@ -224,7 +221,7 @@ class RemoteInbox:
         self._full: list[FarChannel] = []  # channels that could not take all wake-ups
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        if self._full or self._control.pending:
+        if self._full or self._control.unsent:
             commands, requests = self._wait_for_room(timeout)
         else:
             # poll is quicker, but its waits are whole milliseconds.
@@ -250,7 +247,8 @@ class RemoteInbox:
     def _open_waiting(self, data: bytes, opened: list[Incoming]) -> None:
         """Opens the requests whose descriptors were read from the pipe."""
         size, before = DESCRIPTOR.size, len(opened)
-        self._open(DESCRIPTOR.iter_unpack(data[: len(data) // size * size]), opened)
+        excess = len(data) % size
+        self._open(DESCRIPTOR.iter_unpack(data[:-excess] if excess else data), opened)
         if (len(opened) - before) * size != len(data):
             # Some are early or late, or somebody wrote what is no descriptor: then those of others may lie between the
             # places where they should.
@@ -264,7 +262,7 @@ class RemoteInbox:
         """Waits for commands, requests, and room for what did not fit: with poll, as select knows no large numbers."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
-        poll.register(self._control, select.POLLIN | (select.POLLOUT if self._control.pending else 0))
+        poll.register(self._control, select.POLLIN | (select.POLLOUT if self._control.unsent else 0))
         for channel in self._full:
             poll.register(channel, select.POLLOUT)
         ready = dict(poll.poll(None if timeout is None else timeout * 1e3))
@@ -312,7 +310,7 @@ class RemoteInbox:
             reply.close()
 
     def flush(self) -> None:
-        if self._control.pending:
+        if self._control.unsent:
             self._control.flush()
         if self._full:
             self.posted.update(self._full)  # each once

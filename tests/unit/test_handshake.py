@@ -70,13 +70,13 @@ def test_sending_never_blocks_and_what_waited_comes_in_order_with_its_descriptor
     for number in range(2000):
         near.send({"type": "n", "number": number}, [null] if number % 100 == 0 else [])
     os.close(null)  # duplicates wait
-    assert near.pending
+    assert near.unsent
     for number in range(2000):
         near.flush()
         message, fds = received(far)
         assert message["number"] == number and len(fds) == (number % 100 == 0)
         handshake.close_all(fds)
-    assert not near.pending
+    assert not near.unsent
 
 
 def test_what_waited_is_closed_with_the_connection(pair: Pair) -> None:
@@ -85,7 +85,7 @@ def test_what_waited_is_closed_with_the_connection(pair: Pair) -> None:
     for _ in range(500):
         near.send({"type": "n", "filler": "x" * 4000}, [null])
     os.close(null)
-    assert near.pending
+    assert near.unsent
 
 
 def test_a_peer_that_reads_nothing_is_given_up_in_the_end(pair: Pair) -> None:
@@ -97,10 +97,10 @@ def test_a_peer_that_reads_nothing_is_given_up_in_the_end(pair: Pair) -> None:
 
 def test_flush_until_waits_for_room_and_no_longer_than_it_may(pair: Pair) -> None:
     near, far = pair
-    while not near.pending:
+    while not near.unsent:
         near.send({"type": "n", "filler": "x" * 4000})
     near.flush_until(time.monotonic() + 0.05)
-    assert near.pending
+    assert near.unsent
     for _ in range(50):
         near.send({"type": "n", "filler": "x" * 4000})
     over = threading.Event()
@@ -115,7 +115,7 @@ def test_flush_until_waits_for_room_and_no_longer_than_it_may(pair: Pair) -> Non
     near.flush_until(time.monotonic() + 30)
     over.set()
     reader.join()
-    assert not near.pending
+    assert not near.unsent
 
 
 def test_the_end_of_the_peer_is_an_error(pair: Pair) -> None:
