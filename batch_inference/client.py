@@ -349,7 +349,7 @@ class Client:
 
     def _assign_all(self, slots: list[Slot]) -> list[Share]:
         """`_assign` for several slots: who gets which. Needs the lock."""
-        if len(self._ready) == 1:
+        if slots and len(self._ready) == 1:
             peer = self._ready[0]
             for slot in slots:
                 slot.worker = peer

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 LADDER = tuple(50e-6 * 2 ** (step / 2) for step in range(19))  # the deltas: 50 us, 71 us, 100 us .. 25.6 ms
-LEAST_FIXED_COST = 50e-6  # below it no wait that the kernel can time is short enough to gain
+LEAST_FIXED_COST = 150e-6  # below it no wait that the kernel can time gains anything; half of it is our own
 MEMORY = 0.95  # how much of what was learned about costs is kept from batch to batch
 LEARNING_INTERVAL = 1e-3  # at the least; with shorter batches learning would cost more than it gains
 LEARNING = 0.2  # the weight of the newest batch in the shares

@@ -58,7 +58,8 @@ class Room:
         self._sweep = sweep
         self._given_up = given_up
         self._others = 0  # requests of other clients, when they were last counted
-        self._until_count = 0  # requests of ours until the next time
+        self._until_count = 0  # requests of ours until the next time,
+        self._most = 0  # unless max_pending is another than it was then
         self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
         self._orders: dict[int, int] = {}  # of slots, by the encoded request's size; follows from _reply_room
 
@@ -67,7 +68,7 @@ class Room:
         if self.waiting:
             return None
         self._until_count -= 1
-        if self._until_count <= 0 and self._crowded():
+        if (self._until_count <= 0 or self._link.cells[board.MAX_PENDING] != self._most) and self._crowded():
             return None
         order = self._orders.get(size)
         if order is None:
@@ -129,7 +130,8 @@ class Room:
         starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
         self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
         pending = len(self._outstanding) + len(self.admitted) + self._others
-        left = (cells[board.MAX_PENDING] - pending) // max(1, len(starts))  # our share of what may still be sent
+        self._most = cells[board.MAX_PENDING]
+        left = (self._most - pending) // max(1, len(starts))  # our share of what may still be sent
         self._until_count = max(1, min(COUNT_INTERVAL, left))
         return pending
 
