@@ -49,7 +49,7 @@ class Worker:
         self._limit = 0  # the most that a batch may hold
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
         self._usual_run = 0.0  # seconds that a batch takes
-        self._next_learning = 0.0  # when the policy is told again what a batch took
+        self._next_learning = 0.0  # when an eager policy is told again what a batch took
         self._turn = 0
 
     def run(self) -> None:
@@ -148,11 +148,12 @@ class Worker:
         took = now - started / 1e9
         self._usual_run += 0.2 * (took - self._usual_run)
         policy = self._policy
-        if now >= self._next_learning:
+        if not policy.eager:
+            policy.ran(size, took)
+            policy.completed(now, requests)
+        elif now >= self._next_learning:
             self._next_learning = now + LEARNING_INTERVAL
             policy.ran(size, took)
-        if not policy.eager:
-            policy.completed(now, requests)
 
 
 class Guarded:
