@@ -97,6 +97,20 @@ def test_a_batch_without_fixed_cost_is_cut_at_once() -> None:
     assert loop.policy.wait(loop.queue([arrival]), arrival) <= 0
 
 
+def test_it_is_eager_while_batches_are_cheap_and_begins_anew_when_they_are_not() -> None:
+    loop = learned(callers=8, after=20e-6, cost=LEAST_FIXED_COST / 2)
+    assert loop.policy.eager
+    loop.batches(40, 8, after=80e-6)
+    assert not loop.policy.eager
+    arrival = loop.now + 50e-6
+    assert loop.policy.wait(loop.queue([arrival]), arrival) > 0
+
+
+@pytest.mark.parametrize(("seconds", "eager"), [(0, True), (-1, True), (1e-3, False)])
+def test_a_fixed_delay_is_eager_without_one(seconds: float, eager: bool) -> None:
+    assert FixedDelay(seconds).eager is eager
+
+
 def test_many_that_wait_do_not_wait_for_few() -> None:
     loop = learned(callers=4, after=A / 4)
     arrivals = [loop.now + 20e-6]

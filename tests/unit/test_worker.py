@@ -54,6 +54,31 @@ def test_what_must_run_alone_does_not_wait_for_company() -> None:
     assert results(sent) == [2] and all(wait in (None, 0) for wait in bench.waits)
 
 
+# --- when a batch is cut ----------------------------------------------------------------------------------------------
+
+
+def test_an_eager_policy_is_not_asked_and_told_of_a_batch_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    for name in ("arrived", "wait", "completed", "ran"):
+        monkeypatch.setattr(FixedDelay, name, lambda self, *args, name=name: told.append(name))
+    monkeypatch.setattr("batch_inference.worker.LEARNING_INTERVAL", 1000.0)
+    bench = Bench(Watched(), policy=FixedDelay(0))
+    sent = [request for number in range(5) for request in bench.send_numbers(number)]
+    bench.run()
+    assert results(sent) == [0, 2, 4, 6, 8] and told == ["ran"]
+
+
+def test_a_batch_counts_as_full_when_no_more_fits_and_those_who_gave_up_do_not_fill_it() -> None:
+    model = Watched()
+    bench = Bench(model, max_batch_size=3)
+    bench.send_numbers(1, 2, 3, 4)
+    bench.send_numbers(5, 6)[0].give_up()
+    bench.run()
+    assert model.batches == [[1, 2, 3], [4, 6]]
+    assert bench.cells[ROW + board.CUT_FULL] == bench.cells[ROW + board.CUT_NOTHING] == 1
+    assert sum(bench.cells[ROW + board.WAITING : ROW + board.WAITING + board.BUCKETS]) == 5
+
+
 @pytest.mark.parametrize("batcher", [ListBatcher(), SeqBatcher(0), ConcatBatcher(batch_sizes=[4, 32])])
 def test_requests_run_alone_with_every_batcher(batcher: Batcher) -> None:
     sizes: list[int] = []
