@@ -1,4 +1,4 @@
-"""What this machine allows: round trips through a bare pipe, and memcpy.
+"""What this machine allows: round trips through a bare pipe, memcpy, an event loop without us; and how steady it is.
 
 A pipe round trip is 6 us where both ends share a core and 40-50 us across two, because an idle core has to be
 woken; left to itself the scheduler makes it either. So both ends are pinned, here and in the cells alike.
@@ -6,6 +6,7 @@ woken; left to itself the scheduler makes it either. So both ends are pinned, he
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import subprocess
@@ -14,13 +15,16 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
+from benchmarks import load
 from benchmarks.machine import Meter, pin, pinned, two_cores
-from benchmarks.measure import Row, Sample, judge
+from benchmarks.measure import Row, Sample, judge, percentile
 from benchmarks.options import Options
 from benchmarks.report import log
+from benchmarks.workloads import burn, echo
 
 LARGE = 4 << 20
 """Bytes of the large case, one way."""
@@ -95,11 +99,46 @@ def copies_per_second(window: float, cores: Sequence[int], threads: int = 8, siz
     return rate
 
 
+class Loopback:
+    """Answers at the end of each turn of the loop that asks: what is left are asyncio and the callers that measure."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[asyncio.Future[Any], Any]] = []
+
+    def predict(self, x: Any) -> Any:
+        return x
+
+    async def apredict(self, x: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        if not self._asked:
+            loop.call_soon(self._answer)
+        self._asked.append((answer, x))
+        return await answer
+
+    def _answer(self) -> None:
+        asked, self._asked = self._asked, []
+        for answer, x in asked:
+            answer.set_result(x)
+
+
+def unsteadiness(window: float) -> float:
+    """How many times as long the same pure Python takes in the slowest tenth of its runs as in the quickest."""
+    times: list[float] = []
+    end = time.perf_counter() + window
+    while (before := time.perf_counter()) < end:
+        burn(2000)
+        times.append(time.perf_counter() - before)
+    return percentile(times, 0.9) / percentile(times, 0.1)
+
+
 def run(options: Options) -> list[Row]:
     near, far = two_cores()
     across: list[Sample] = []
     shared: list[Sample] = []
     large: list[Sample] = []
+    loops: list[Sample] = []
+    steady: list[Sample] = []
     with Pipe() as pipe, pinned({os.getpid(): near, pipe.pid: far}):
         for number in range(options.rounds):
             log(f"floors: round {number + 1} of {options.rounds}")
@@ -110,8 +149,14 @@ def run(options: Options) -> list[Row]:
             meter = Meter((os.getpid(),))
             rate = copies_per_second(options.window / 2, (near, far)) / COPIES
             large.append(Sample(rate, foreign=meter.stop().foreign))
+            done = load.tasks(Loopback(), load.Plan(64, echo((1, 16)), options.window, options.warm, (os.getpid(),)))
+            loops.append(Sample(done.rate, foreign=done.foreign))
+            meter = Meter((os.getpid(),))
+            steady.append(Sample(unsteadiness(options.window), foreign=meter.stop().foreign))
     return [
         judge("pipe round trip, two cores", "us", across),
         judge("pipe round trip, one core", "us", shared),
         judge("4 memcpys of 4 MiB, 8 threads", "/s", large),
+        judge("64 asyncio tasks, answered by their own loop", "/s", loops),
+        judge("the same Python code, slowest tenth of runs over quickest", "x", steady),
     ]
