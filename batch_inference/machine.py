@@ -22,15 +22,22 @@ def usable_cores() -> int:
 
 def usable_memory() -> int:
     """The bytes of memory this process may use: the machine's, cut by the cgroup's limit."""
-    import psutil
-
-    memory = int(psutil.virtual_memory().total)
+    memory = _physical_memory()
     for folder in _cgroups():
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _read(folder / name)
             if limit.isdigit():
                 memory = min(memory, int(limit))
     return memory
+
+
+def _physical_memory() -> int:
+    try:  # psutil knows as well, but takes 20 ms and 0.8 MiB of every process to say so
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):  # not a POSIX system
+        import psutil
+
+        return int(psutil.virtual_memory().total)
 
 
 def _cpu_quotas() -> Iterator[float]:

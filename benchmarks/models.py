@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
 import os
 import time
 from typing import Any
@@ -22,6 +21,8 @@ class ProfiledEcho(Echo):
     """
 
     def __init__(self, path: str) -> None:
+        import cProfile
+
         self._path = path
         self._profile = cProfile.Profile()
         self._profile.enable()

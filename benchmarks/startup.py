@@ -39,11 +39,12 @@ host = ModelHost(Echo)()
 begin = time.perf_counter()
 host.start()
 start = time.perf_counter() - begin
-worker = host.statistics().workers[0].pid
 x = numpy.ones((1, 16), "f")
 for _ in range(100):
     host.predict(x)
-found = {"client": resident(os.getpid()), "bare": bare, "worker": resident(worker),
+client = resident(os.getpid())
+worker = host.statistics().workers[0].pid
+found = {"client": client, "bare": bare, "worker": resident(worker),
          "supervisor": resident(parent_of(worker)), "start": start}
 begin = time.perf_counter()
 host.stop()
