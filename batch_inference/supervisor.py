@@ -42,6 +42,7 @@ from batch_inference.watching import Pulse, Restarts, restart_delay
 FIRST_CLIENT_TIMEOUT = 3.0  # seconds until somebody must have joined: whoever elected us may be dead
 ACCEPT_AGAIN = 0.2  # seconds until the next try when there was no descriptor for a client
 QUIT_TIMEOUT = 3.0  # seconds between asking a worker to end and killing it
+CLEAR_AGAIN = 1.0  # seconds after which the counts of a client that was dropped are cleared once more
 VERDICT_TIMEOUT = 0.5  # seconds that clients have to convict a request of a death, before the host gives up for it
 LOOKS, SELDOM, OFTEN = 4, 5.0, 0.05  # looks at a worker's signs of life in a batch_timeout; seconds between two
 LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for clients to make room
@@ -264,10 +265,18 @@ class Supervisor:
         cells, row, departed = self._board.quads, board.client_row(client.row), board.client_row(-1)
         for cell in range(board.TRANSPORT, board.TRANSPORT + board.BUCKETS):
             cells[departed + cell] += cells[row + cell]
-        for cell in range(board.ROW):
-            cells[row + cell] = 0
+        self._clear_row(client.row)
+        # One that was dropped may live, and count once more before it hears of it; nobody else would set that right.
+        self.after(CLEAR_AGAIN, lambda: self._clear_row(client.row))
         if not any(other.row >= 0 for other in self._clients.values()):
             self.after(self._settings["linger"], self._stop_if_unused)
+
+    def _clear_row(self, number: int) -> None:
+        """Sets the counts of a client that has left to zero, unless another has its row by now."""
+        if all(client.row != number for client in self._clients.values()):
+            start = board.client_row(number)
+            for cell in range(start, start + board.ROW):
+                self._board.quads[cell] = 0
 
     def members(self) -> list[Client]:
         """The clients that were welcomed."""
