@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "cpu": model,
         "cores": cores,
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
         "commit": _commit(),
