@@ -246,9 +246,7 @@ class Client:
                 self._time_reply(slot)
             size, _, status, _ = FINISHED.unpack_from(memory, slot.offset + FINISHED_OFFSET)
             if status == OK and slot.error is None and slot.elsewhere is None:
-                at = slot.offset + slot.reply_at
-                layout = codec.layout_at(memory, at, size)
-                return codec.decode(memory, at, size) if layout is None else layout.copy(memory, at)
+                return codec.decode(memory, slot.offset + slot.reply_at, size)
             return self._collect_rare(slot)
         finally:
             self.room.release(slot)

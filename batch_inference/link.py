@@ -361,7 +361,7 @@ class Link:
             except ConnectionLostError:
                 return  # the monitor will see the death, and say it again to the next supervisor
             if self._connection.unsent:
-                os.eventfd_write(self._wake, 1)
+                self._wake_monitor()
 
     # --- the monitor ----------------------------------------------------------------------------------------------
 

@@ -251,10 +251,10 @@ def reader(spec: Spec, at: int, *, lend: bool) -> Callable[[Any, int], Any]:
     if spec[0] != "numpy":
         read = view if lend else copy
         return lambda memory, offset: read(spec, memory, offset + at)
-    array, shape, dtype = np.ndarray, spec[2], _NUMPY_DTYPES[spec[1]]
+    shape, dtype = spec[2], _NUMPY_DTYPES[spec[1]]
     if lend:
-        return lambda memory, offset: array(shape, dtype, memory, offset + at)
-    return lambda memory, offset: array(shape, dtype, memory, offset + at).copy()
+        return lambda memory, offset: np.ndarray(shape, dtype, memory, offset + at)
+    return lambda memory, offset: np.ndarray(shape, dtype, memory, offset + at).copy()
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

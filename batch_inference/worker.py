@@ -50,7 +50,7 @@ class Worker:
         self._overshoot = 0.0  # seconds by which a short wait lasts longer than asked
         self._usual_run = 0.0  # seconds that a batch takes
         self._next_learning = 0.0  # when an eager policy is told again what a batch took
-        self._turn = 0
+        self._turn = 0  # batches so far: which of a batch's requests has its wait timed
 
     def run(self) -> None:
         """Serves until the inbox says quit and nothing waits."""
@@ -113,9 +113,7 @@ class Worker:
         if self._policy.eager:
             return 0.0, board.CUT_NOTHING
         summed = summary(queue, limit)
-        if summed is None:
-            wait, why = 0.0, board.CUT_NOTHING
-        elif self._inbox.draining:
+        if summed is None or self._inbox.draining:
             wait, why = 0.0, board.CUT_NOTHING
         elif len(self._waiting.queues) > 1:  # the model has other work: holding it back would cost the other kinds
             wait, why = 0.0, board.CUT_KIND

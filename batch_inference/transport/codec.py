@@ -145,7 +145,6 @@ class Layout:
 
 
 _SMALL = 1 << 14
-_ARRAY = tensors.ARRAY
 
 _by_value: dict[Any, Layout] = {}
 _array_prefixes: dict[Any, bytes] = {}  # the two commonest values, a small array and
@@ -156,7 +155,7 @@ _latest: Layout | None = None  # the last that was read: most often the next one
 
 def encode(value: Any) -> Encoded:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
-    if type(value) is _ARRAY:  # mostly a reply
+    if type(value) is tensors.ARRAY:  # mostly a reply
         prefix = _array_prefixes.get((value.dtype, value.shape))
         if prefix is not None:
             return prefix + value.tobytes()  # type: ignore[no-any-return]
@@ -187,7 +186,7 @@ def _encode(value: Any) -> Encoded:
 
 def encode_request(args: tuple[Any, ...]) -> Encoded:
     """`encode` for the arguments of a request; TypeError that names the one that cannot travel."""
-    if len(args) == 1 and type(array := args[0]) is _ARRAY:
+    if len(args) == 1 and type(array := args[0]) is tensors.ARRAY:
         prefix = _call_prefixes.get((array.dtype, array.shape))
         if prefix is not None:
             return prefix + array.tobytes()  # type: ignore[no-any-return]
