@@ -13,6 +13,8 @@ ENVIRONMENTS = {
     "ray": ("ray[serve]",),
     "mosec": ("mosec", "msgpack"),
     "litserve": ("litserve",),
+    "bentoml": ("bentoml",),
+    "mlserver": ("mlserver", "uvloop<0.22"),  # 1.7.1 cannot start its worker with 0.22
 }
 """Packages of each environment, besides numpy. Peers without an environment run in ours."""
 
@@ -79,6 +81,25 @@ PEERS = (
         connects=True,
         skips=("g",),
         note="base64, a bare socket as client",
+    ),
+    Peer(
+        "BentoML",
+        "bentoml_",
+        "bentoml",
+        where=HTTP,
+        connects=True,
+        skips=("g",),
+        note="base64, a bare socket as client; it learns its delay",
+    ),
+    Peer(
+        "MLServer",
+        "mlserver_",
+        "mlserver",
+        where=HTTP,
+        connects=True,
+        wait=1,
+        skips=("g",),
+        note="V2 protocol, base64, a bare socket as client",
     ),
     Peer("predecessor, threads", "predecessor_threads", "predecessor"),
     Peer("predecessor, tasks", "predecessor_tasks", "predecessor", how="tasks"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -11,25 +10,17 @@ from typing import Any
 import litserve
 import numpy as np
 
-from benchmarks.peers.adapters import base, http
-
-
-def pack(x: Any) -> dict[str, Any]:
-    return {"d": base64.b64encode(np.ascontiguousarray(x).data).decode(), "s": list(x.shape)}
-
-
-def unpack(found: Any) -> Any:
-    return np.frombuffer(base64.b64decode(found["d"]), np.float32).reshape(found["s"])
+from benchmarks.peers.adapters import base, http, text
 
 
 class Adapter(http.Adapter):
     path = "/predict"
 
     def encode(self, x: Any) -> bytes:
-        return json.dumps(pack(x)).encode()
+        return json.dumps({"x": text.pack(x)}).encode()
 
     def decode(self, body: bytes) -> Any:
-        return unpack(json.loads(body))
+        return text.unpack(json.loads(body)["x"])
 
 
 class Served(litserve.LitAPI):  # type: ignore[misc]
@@ -37,7 +28,7 @@ class Served(litserve.LitAPI):  # type: ignore[misc]
         self._model = base.Model(os.environ["BENCH_WORKLOAD"])
 
     def decode_request(self, request):  # type: ignore[no-untyped-def]  # an annotation would be taken for a schema
-        return unpack(request)
+        return text.unpack(request["x"])
 
     def batch(self, inputs: Any) -> Any:
         return np.concatenate(inputs)
@@ -49,7 +40,7 @@ class Served(litserve.LitAPI):  # type: ignore[misc]
         return [output[index : index + 1] for index in range(len(output))]
 
     def encode_response(self, output):  # type: ignore[no-untyped-def]
-        return pack(output)
+        return {"x": text.pack(output)}
 
 
 if __name__ == "__main__":
