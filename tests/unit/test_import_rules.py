@@ -27,7 +27,8 @@ ALLOWED = {
     "isolation": "errors",
     "deaths": "errors",
     "watching": "",
-    "statistics": "",
+    "board": "",
+    "statistics": "board",
     "testing": "",
     "buffers": "",
     "tensors": "buffers errors",
@@ -42,24 +43,21 @@ ALLOWED = {
     # the supervisor process
     "crew": "transport watching",
     "reloading": "crew transport",
-    "supervisor": (
-        "crew description errors logs machine options payload processes reloading statistics transport watching"
-    ),
+    "supervisor": "board crew description errors logs machine payload processes reloading transport watching",
     # the worker process
     "waiting": "batcher errors policy transport",
     "ahead": "batcher buffers tensors waiting",
-    "running": "ahead batcher errors isolation statistics tensors transport waiting",
+    "running": "ahead batcher board errors isolation tensors transport waiting",
     "worker": (
-        "batcher buffers errors logs machine options payload policy processes running statistics tensors transport "
-        "waiting"
+        "batcher board buffers errors logs machine options payload policy processes running tensors transport waiting"
     ),
     # the application's process
-    "link": "deaths errors logs machine options payload processes statistics transport",
-    "room": "errors statistics transport",
-    "client": "deaths errors link machine options payload room statistics tensors transport",
+    "link": "board deaths errors logs machine options payload processes statistics transport",
+    "room": "board errors transport",
+    "client": "board deaths errors link machine options payload room statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
-    "local": "errors link options payload statistics transport worker",  # num_workers=0: both sides in one process
+    "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process
     "host": "batcher client description errors futures link local loops machine options payload statistics transport",
     "": "batcher errors host options policy statistics",  # the package itself
 }
