@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from batch_inference import deaths
-from batch_inference import statistics as board
+from batch_inference import board, deaths
 from batch_inference.deaths import Death, Fatality
 from batch_inference.errors import (
     BatchInferenceError,
@@ -27,6 +26,7 @@ from batch_inference.errors import (
     RequestTimeoutError,
 )
 from batch_inference.room import Room
+from batch_inference.statistics import Statistics
 from batch_inference.transport import codec
 from batch_inference.transport.arena import Arena, Slot
 from batch_inference.transport.channel import KeyChannel, NearChannel, WaitChannel, chunks
@@ -84,7 +84,7 @@ class ClientLink(Protocol):
     def retire(self, channel: Any, loop: Any, /) -> None: ...
     def configure(self, limits: board.Limits, /) -> None: ...
     def drain(self) -> None: ...
-    def statistics(self) -> board.Statistics: ...
+    def statistics(self) -> Statistics: ...
     def close(self) -> None: ...
 
 

@@ -1,18 +1,19 @@
 """What a named host runs, in words, so that a process that joins it can be told how its own differs.
 
 Compared are the model's qualified name, its source, its arguments and the options of the host. Words and not pickles:
-those of two equal objects differ, and say nothing to a person.
+those of two equal objects differ, and say nothing to a person. Applications describe; the supervisor only compares, so
+what describing takes is imported there.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from batch_inference.options import CLIENT_OPTIONS, Options
+if TYPE_CHECKING:
+    from batch_inference.options import Options
 
 Description = dict[str, str]
 
@@ -27,6 +28,10 @@ def describe(
     model_cls: type | None, model_obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Description:
     """What is compared when a host of this name runs already. The state of a `model_obj` is not."""
+    import dataclasses
+
+    from batch_inference.options import CLIENT_OPTIONS
+
     model = model_cls or type(model_obj)
     described = {
         "model": _name(model) if model_cls else f"an instance of {_name(model)}",
@@ -76,6 +81,8 @@ def words(value: Any, opened: int = 0) -> str:
         return _name(value)
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{_name(type(value))} of {value.dtype} {list(value.shape)}"
+    import dataclasses
+
     attributes = getattr(value, "__dict__", {}) if opened or dataclasses.is_dataclass(value) else {}
     inside = [f"{name}={words(attributes[name], max(0, opened - 1))}" for name in sorted(attributes)]
     return f"{_name(type(value))}({', '.join(inside)})"

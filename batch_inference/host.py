@@ -1,7 +1,6 @@
 """What an application holds: ModelHost, the decorator `batching`, and `connect`. Delegation only.
 
-The modules that do the work are imported at start: the supervisor process imports this package as well, and must stay
-small.
+The modules that do the work are imported at start: a process that only imports the class of a model needs none of them.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from batch_inference import logs, payload, processes
-from batch_inference import statistics as board
+from batch_inference import board, logs, payload, processes
 from batch_inference.deaths import Death
 from batch_inference.errors import (
     BatchInferenceError,
@@ -31,6 +30,7 @@ from batch_inference.errors import (
     TransportError,
     WorkerDiedError,
 )
+from batch_inference.statistics import Statistics, read_board
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.channel import (
     KeyChannel,
@@ -155,8 +155,8 @@ class Link:
         with self._lock:
             self._say({"type": "drain"}, [])
 
-    def statistics(self) -> board.Statistics:
-        return board.read_board(self.cells, self._supervisor_pid)
+    def statistics(self) -> Statistics:
+        return read_board(self.cells, self._supervisor_pid)
 
     def reload(self, changes: payload.Settings, content: bytes) -> None:
         """Has the host change to another model: `content`, and `changes` to the settings that it is started with.

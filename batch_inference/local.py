@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from batch_inference import payload
-from batch_inference import statistics as board
+from batch_inference import board, payload
 from batch_inference.errors import ModelLoadError, WorkerDiedError
 from batch_inference.link import Events
 from batch_inference.payload import Recipe
+from batch_inference.statistics import Statistics, read_board
 from batch_inference.transport import segment
 from batch_inference.transport.channel import (
     KeyChannel,
@@ -189,8 +189,8 @@ class LocalLink:
         for lane in list(self._lanes):
             lane.pipe.write(_LOOK)
 
-    def statistics(self) -> board.Statistics:
-        return board.read_board(self.cells, 0)
+    def statistics(self) -> Statistics:
+        return read_board(self.cells, 0)
 
     def drain(self) -> None:
         for lane in list(self._lanes):

@@ -13,9 +13,8 @@ import os
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batch_inference.errors import ConfigError
 
@@ -90,8 +89,7 @@ def surroundings() -> Settings:
     return {"path": [entry or cwd for entry in sys.path], "cwd": cwd, "argv": sys.argv[:1], "levels": levels}
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How a worker gets its model: a class and the arguments to build it with, or an instance."""
 
     model_cls: type | None

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -106,6 +105,8 @@ def become_worker() -> None:
 
 def end(error: BaseException) -> NoReturn:
     """Ends this process as `error` would, and says where in the model it was raised, a SystemExit too."""
+    import traceback
+
     at = error.__traceback__
     while (
         at is not None and at.tb_next is not None and at.tb_frame.f_globals["__name__"].startswith("batch_inference.")

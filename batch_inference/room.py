@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
-from batch_inference import statistics as board
+from batch_inference import board
 from batch_inference.errors import OverloadedError, RequestTimeoutError
 from batch_inference.transport.arena import Arena, Slot, order_of
 from batch_inference.transport.wire import HEADER_SIZE, UNIT

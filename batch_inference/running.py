@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batch_inference import statistics as board
-from batch_inference import tensors
+from batch_inference import board, tensors
 from batch_inference.ahead import Ahead
 from batch_inference.batcher.batcher import Batcher, model_arguments
 from batch_inference.batcher.multi_batcher import MultiBatcher

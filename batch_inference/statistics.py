@@ -1,91 +1,12 @@
-"""What a host counts, as values, and the board on which its processes count it.
-
-The *board* is one shared segment that every process of a host maps. Each cell (8 bytes) has one writing process, so
-counting needs no lock and costs no message, and reading works while a worker is busy or hangs. Each process has rows
-of its own:
-
-    row 0                      supervisor: per worker its pid, state and number of restarts; and the limits in force,
-                               written by whoever configures the host
-    rows 1 .. MAX_WORKERS      workers: counters, and histograms of waiting and running times
-    then one row               what clients counted that have left
-    then MAX_CLIENTS rows      clients: outstanding requests per worker, and a histogram of the time a reply takes back
-"""
+"""What a host counts, as values, read from its board."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-Limits = dict[str, Any]
-"""max_batch_size, max_delay and max_pending, which may change while the host runs; or some of them."""
-
-MAX_WORKERS = 64
-MAX_CLIENTS = 1024
-ROW = 512  # cells
-BOARD_SIZE = (2 + MAX_WORKERS + MAX_CLIENTS) * ROW * 8
-
-WORKER_PID, WORKER_STATE, WORKER_RESTARTS, WORKER_CELLS = 0, 1, 2, 4
-MAX_BATCH_SIZE, MAX_DELAY, MAX_PENDING = range(MAX_WORKERS * WORKER_CELLS + 1, MAX_WORKERS * WORKER_CELLS + 4)
-CLIENT_ROWS = MAX_WORKERS * WORKER_CELLS  # in row 0: one more than the highest row that a client has had
-REQUESTS, FAILED, BATCHES, SIZE, WAITING, RUNNING = 0, 1, 2, 3, 16, 16 + 128
-CUT_FULL, CUT_NOTHING, CUT_MAX_DELAY, CUT_DEADLINE, CUT_KIND, OWN, PADDED = range(4, 11)
-BEATS, SIZE_LIMIT = 11, 12  # signs of life; and the most that its memory has been found to hold (0: no limit is known)
-OUTSTANDING, TRANSPORT = 0, MAX_WORKERS
-BUCKETS = 128
-DEPARTED_ROW = 1 + MAX_WORKERS
-
-STATES = ("stopped", "starting", "ready", "restarting", "failed")
-STOPPED, STARTING, READY, RESTARTING, FAILED_STATE = range(5)
-
-
-def write_limits(cells: memoryview[int], limits: Limits) -> None:
-    """Puts limits in force on the board (row 0), where workers and clients read them for each batch or request."""
-    if "max_batch_size" in limits:
-        cells[MAX_BATCH_SIZE] = limits["max_batch_size"]
-    if "max_pending" in limits:
-        cells[MAX_PENDING] = limits["max_pending"]
-    if "max_delay" in limits:
-        cells[MAX_DELAY] = 0 if limits["max_delay"] is None else 1 + int(limits["max_delay"] * 1e9)
-
-
-def max_delay_of(cells: Sequence[int]) -> float | None:
-    """The max_delay in force, in seconds."""
-    return (cells[MAX_DELAY] - 1) / 1e9 if cells[MAX_DELAY] else None
-
-
-def worker_row(index: int) -> int:
-    """The board index of the first cell of worker `index`."""
-    return (1 + index) * ROW
-
-
-def client_row(row: int) -> int:
-    """The board index of the first cell of the client with row number `row`."""
-    return (DEPARTED_ROW + 1 + row) * ROW
-
-
-def outstanding(cells: Sequence[int], index: int) -> int:
-    """How many requests worker `index` has, of all clients."""
-    start = client_row(0) + OUTSTANDING + index
-    return sum(cells[start : start + cells[CLIENT_ROWS] * ROW : ROW])
-
-
-def bucket(nanoseconds: int) -> int:
-    """The histogram bucket of a duration: four per power of two, from 1 us to about an hour."""
-    units = nanoseconds >> 10
-    if units < 4:
-        return units if units > 0 else 0
-    exponent = units.bit_length() - 3
-    return min(BUCKETS - 1, 4 * exponent + 4 + (units >> exponent & 3))
-
-
-def bucket_bounds(index: int) -> tuple[int, int]:
-    """The durations in ns, from and below, that `bucket` puts into bucket `index`."""
-    if index < 4:
-        return index << 10, (index + 1) << 10
-    exponent, part = index // 4 - 1, index % 4
-    return (4 + part) << exponent + 10, (5 + part) << exponent + 10
+from batch_inference import board
 
 
 @dataclass(frozen=True)
@@ -106,7 +27,7 @@ def _percentile(counts: Sequence[int], share: float) -> float:
     for index, count in enumerate(counts):
         seen += count
         if count and seen >= wanted:
-            low, high = bucket_bounds(index)
+            low, high = board.bucket_bounds(index)
             return (low + high) / 2e9
     return 0.0
 
@@ -173,41 +94,42 @@ class Statistics:
 
 def read_board(cells: Sequence[int], supervisor_pid: int) -> Statistics:
     """The statistics of a host. Workers that were replaced by others count in the sums, and are not listed."""
-    records, waiting, running = [], [0] * BUCKETS, [0] * BUCKETS
-    totals = [0] * (PADDED + 1)
-    for index in range(MAX_WORKERS):
-        row, at = worker_row(index), index * WORKER_CELLS
-        if not cells[at + WORKER_STATE] and not cells[row + REQUESTS]:
+    records, waiting, running = [], [0] * board.BUCKETS, [0] * board.BUCKETS
+    totals = [0] * (board.PADDED + 1)
+    for index in range(board.MAX_WORKERS):
+        row, at = board.worker_row(index), index * board.WORKER_CELLS
+        if not cells[at + board.WORKER_STATE] and not cells[row + board.REQUESTS]:
             continue
         totals = [total + cells[row + cell] for cell, total in enumerate(totals)]
-        waiting = [a + b for a, b in zip(waiting, cells[row + WAITING : row + WAITING + BUCKETS])]
-        running = [a + b for a, b in zip(running, cells[row + RUNNING : row + RUNNING + BUCKETS])]
-        if not cells[at + WORKER_STATE]:
+        waiting = [a + b for a, b in zip(waiting, cells[row + board.WAITING : row + board.WAITING + board.BUCKETS])]
+        running = [a + b for a, b in zip(running, cells[row + board.RUNNING : row + board.RUNNING + board.BUCKETS])]
+        if not cells[at + board.WORKER_STATE]:
             continue
-        pid = cells[at + WORKER_PID]
+        pid = cells[at + board.WORKER_PID]
         records.append(
             WorkerStatistics(
                 pid=pid,
-                state=STATES[cells[at + WORKER_STATE]],
-                restarts=cells[at + WORKER_RESTARTS],
-                batches=cells[row + BATCHES],
+                state=board.STATES[cells[at + board.WORKER_STATE]],
+                restarts=cells[at + board.WORKER_RESTARTS],
+                batches=cells[row + board.BATCHES],
                 memory=_resident_memory(pid),
-                size_limit=cells[row + SIZE_LIMIT] or None,
+                size_limit=cells[row + board.SIZE_LIMIT] or None,
             )
         )
-    transport, pending = [0] * BUCKETS, 0
-    for number in range(-1, cells[CLIENT_ROWS]):  # -1: those that have left
-        row = client_row(number)
-        pending += sum(cells[row + OUTSTANDING : row + OUTSTANDING + MAX_WORKERS])
-        transport = [a + b for a, b in zip(transport, cells[row + TRANSPORT : row + TRANSPORT + BUCKETS])]
+    transport, pending = [0] * board.BUCKETS, 0
+    for number in range(-1, cells[board.CLIENT_ROWS]):  # -1: those that have left
+        row = board.client_row(number)
+        pending += sum(cells[row + board.OUTSTANDING : row + board.OUTSTANDING + board.MAX_WORKERS])
+        start = row + board.TRANSPORT
+        transport = [a + b for a, b in zip(transport, cells[start : start + board.BUCKETS])]
     return Statistics(
         state=_host_state([record.state for record in records]),
-        requests=totals[REQUESTS],
-        failed=totals[FAILED],
-        batches=totals[BATCHES],
-        cuts=Cuts(*totals[CUT_FULL : CUT_KIND + 1]),
-        padding=1 - totals[OWN] / totals[PADDED] if totals[PADDED] else 0.0,
-        mean_batch=totals[SIZE] / totals[BATCHES] if totals[BATCHES] else 0.0,
+        requests=totals[board.REQUESTS],
+        failed=totals[board.FAILED],
+        batches=totals[board.BATCHES],
+        cuts=Cuts(*totals[board.CUT_FULL : board.CUT_KIND + 1]),
+        padding=1 - totals[board.OWN] / totals[board.PADDED] if totals[board.PADDED] else 0.0,
+        mean_batch=totals[board.SIZE] / totals[board.BATCHES] if totals[board.BATCHES] else 0.0,
         pending=pending,
         waiting=Percentiles.of(waiting),
         running=Percentiles.of(running),

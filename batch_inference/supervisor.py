@@ -29,8 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from batch_inference import description, payload, processes
-from batch_inference import statistics as board
+from batch_inference import board, description, payload, processes
 from batch_inference.crew import Client, Worker
 from batch_inference.errors import TransportError
 from batch_inference.reloading import Reload

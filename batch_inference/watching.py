@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 
 RESTART_DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 MINUTE = 60.0
@@ -37,12 +36,12 @@ class Pulse:
         return self.silent
 
 
-@dataclass
 class _Entry:
-    who: tuple[int, int]  # worker and incarnation
-    at: float
-    batches: int  # that the host had served by then
-    culprit: int = 0  # a number for the request that was convicted of it
+    def __init__(self, who: tuple[int, int], at: float, batches: int) -> None:
+        self.who = who  # worker and incarnation
+        self.at = at
+        self.batches = batches  # that the host had served by then
+        self.culprit = 0  # a number for the request that was convicted of it
 
 
 class Restarts:

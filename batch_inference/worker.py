@@ -19,8 +19,7 @@ import traceback
 from collections import deque
 from typing import Any
 
-from batch_inference import logs, payload, processes
-from batch_inference import statistics as board
+from batch_inference import board, logs, payload, processes
 from batch_inference.options import WORKER_VARIABLE
 from batch_inference.policy import LEARNING_INTERVAL, FixedDelay, Policy, Queue, Returning
 from batch_inference.running import ENDS, Runner, call_model, collate, size_of

@@ -4,7 +4,6 @@ Imports are read from the source, those inside functions too; only `if TYPE_CHEC
 """
 
 import ast
-import json
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,8 @@ ALLOWED = {
     "isolation": "errors",
     "deaths": "errors",
     "watching": "",
-    "statistics": "",
+    "board": "",
+    "statistics": "board",
     "testing": "",
     "buffers": "",
     "tensors": "buffers errors",
@@ -42,24 +42,21 @@ ALLOWED = {
     # the supervisor process
     "crew": "transport watching",
     "reloading": "crew transport",
-    "supervisor": (
-        "crew description errors logs machine options payload processes reloading statistics transport watching"
-    ),
+    "supervisor": "board crew description errors logs machine payload processes reloading transport watching",
     # the worker process
     "waiting": "batcher errors policy transport",
     "ahead": "batcher buffers tensors waiting",
-    "running": "ahead batcher errors isolation statistics tensors transport waiting",
+    "running": "ahead batcher board errors isolation tensors transport waiting",
     "worker": (
-        "batcher buffers errors logs machine options payload policy processes running statistics tensors transport "
-        "waiting"
+        "batcher board buffers errors logs machine options payload policy processes running tensors transport waiting"
     ),
     # the application's process
-    "link": "deaths errors logs machine options payload processes statistics transport",
-    "room": "errors statistics transport",
-    "client": "deaths errors link machine options payload room statistics tensors transport",
+    "link": "board deaths errors logs machine options payload processes statistics transport",
+    "room": "board errors transport",
+    "client": "board deaths errors link machine options payload room statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
-    "local": "errors link options payload statistics transport worker",  # num_workers=0: both sides in one process
+    "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process
     "host": "batcher client description errors futures link local loops machine options payload statistics transport",
     "": "batcher errors host options policy statistics",  # the package itself
 }
@@ -212,15 +209,33 @@ def test_the_supervisor_loads_neither_numpy_nor_what_could_unpickle() -> None:
     assert not reached & {"numpy", "cloudpickle", "pickle"}, sorted(
         name for name in reached if name.startswith(PACKAGE)
     )
-    assert run(f"import sys, {PACKAGE}.supervisor; print({{'numpy', 'pickle'}} & set(sys.modules))") == "set()\n"
+    loaded = modules_after(f"import {PACKAGE}.supervisor", "-S")
+    assert not loaded & {"numpy", "pickle"}
+    large = {"dataclasses", "inspect", "logging", "traceback", f"{PACKAGE}.host", f"{PACKAGE}.options"}
+    assert not loaded & large, "what each host would keep in memory once more, and wait for at its start"
 
 
-def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+def run(code: str, *flags: str) -> str:
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT.parent).stdout
+
+
+def modules_after(statement: str, *flags: str) -> set[str]:
+    return set(run(f"import sys; {statement}; print(*sys.modules)", *flags).split())
+
+
+ALL = f"from {PACKAGE} import *"  # the package imports most of its names when they are first used
+
+
+def test_all_names_of_the_package_can_be_had_and_no_others() -> None:
+    code = f"import {PACKAGE} as p; [getattr(p, name) for name in dir(p)]; assert {{*p.__all__}} <= {{*dir(p)}}; p.no"
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run(code)
+    assert f"AttributeError: module '{PACKAGE}' has no attribute 'no'" in failed.value.stderr
 
 
 def test_importing_the_library_loads_nothing_that_may_not_be_needed() -> None:
-    loaded = set(json.loads(run(f"import sys, json, {PACKAGE}; print(json.dumps(sorted(sys.modules)))")))
+    loaded = modules_after(ALL)
     heavy = {"torch", "asyncio", "psutil", "multiprocessing", "flask", "fastapi", "redis", "ray"}
     assert not loaded & heavy
     assert not {name for name in loaded if name.startswith((f"{PACKAGE}.frontends", f"{PACKAGE}.cli"))}
@@ -229,11 +244,11 @@ def test_importing_the_library_loads_nothing_that_may_not_be_needed() -> None:
 
 @pytest.mark.slow
 def test_importing_the_library_takes_hardly_longer_than_numpy() -> None:
-    def seconds(module: str) -> float:
-        return float(run(f"from time import perf_counter as now; t = now(); import {module}; print(now() - t)"))
+    def seconds(statement: str) -> float:
+        return float(run(f"from time import perf_counter as now; t = now(); {statement}; print(now() - t)"))
 
     def ratio() -> float:
-        pairs = [(seconds(PACKAGE), seconds("numpy")) for _ in range(7)]  # in turn, so that both see the same noise
+        pairs = [(seconds(ALL), seconds("import numpy")) for _ in range(7)]  # in turn, so that both see the same noise
         ours, numpys = zip(*pairs, strict=True)
         return statistics.median(ours) / statistics.median(numpys)
 

@@ -25,7 +25,7 @@ class Model:
 
 
 def recipe(model_cls: Any = Model, model_obj: Any = None, args: Any = (), kwargs: Any = None) -> Recipe:
-    fields: dict[str, Any] = dict.fromkeys(Recipe.__dataclass_fields__)
+    fields: dict[str, Any] = dict.fromkeys(Recipe._fields)
     fields |= {"model_cls": model_cls, "model_obj": model_obj, "args": args, "kwargs": kwargs or {}}
     return Recipe(**fields | {"batcher": ConcatBatcher(), "max_batch_size": 8})
 

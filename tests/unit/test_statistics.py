@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_inference import statistics as board
-from batch_inference.statistics import BUCKETS, Percentiles, bucket, bucket_bounds
+from batch_inference import board
+from batch_inference.board import BUCKETS, bucket, bucket_bounds
+from batch_inference.statistics import Percentiles, read_board
 
 
 @given(st.integers(0, 1 << 41))
@@ -55,7 +56,7 @@ def test_the_board_adds_up_over_workers_and_clients() -> None:
     for number, outstanding in (0, 2), (2, 5):
         cells[board.client_row(number) + board.OUTSTANDING + number % 2] = outstanding
         cells[board.client_row(number) + board.TRANSPORT + 3] = 1
-    found = board.read_board(cells, 0)
+    found = read_board(cells, 0)
     assert (found.requests, found.failed, found.batches, found.mean_batch, found.pending) == (20, 3, 8, 5.0, 7)
     assert found.state == "ready" and [worker.state for worker in found.workers] == ["ready", "restarting"]
     assert [worker.restarts for worker in found.workers] == [0, 1]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import BatcherError, ItemErrors, ModelError, RequestTooLargeError
-from batch_inference import statistics as board
+from batch_inference import BatcherError, ItemErrors, ModelError, RequestTooLargeError, board
 from batch_inference.batcher import Batcher, BucketSeqBatcher, ConcatBatcher, ListBatcher, MultiBatcher, SeqBatcher
 from batch_inference.policy import FixedDelay
 from tests.unit.worker_harness import ROW, Bench, Sent

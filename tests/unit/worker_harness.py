@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from batch_inference import statistics as board
+from batch_inference import board
 from batch_inference.batcher import Batcher, ConcatBatcher
 from batch_inference.payload import Recipe
 from batch_inference.policy import FixedDelay, Policy
