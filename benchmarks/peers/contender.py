@@ -41,7 +41,9 @@ class Served:
             stderr=log,
             env=environment,
             cwd=tempfile.gettempdir(),
-            start_new_session=True,  # Ctrl-C is ours alone
+            # Ctrl-C is ours alone. A server's processes share a session; with one each, Linux (sched_autogroup) would
+            # have those on one core change places far more often.
+            preexec_fn=os.setpgrp,
         )
         self._read = b""
 
