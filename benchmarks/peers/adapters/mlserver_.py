@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,11 @@ from mlserver.types import InferenceResponse, ResponseOutput
 from benchmarks.peers.adapters import base, http, text
 
 
+def settings_of(port: str) -> Path:
+    """The folder that the server on this port is set by."""
+    return Path(tempfile.gettempdir()) / f"bench-mlserver-{port}"
+
+
 class Adapter(http.Adapter):
     path = "/v2/models/served/infer"
 
@@ -24,6 +30,9 @@ class Adapter(http.Adapter):
 
     def decode(self, body: bytes) -> Any:
         return text.unpack(json.loads(body)["outputs"][0]["data"][0])
+
+    def stop(self) -> None:
+        shutil.rmtree(settings_of(self.address), ignore_errors=True)
 
 
 class Served(MLModel):  # type: ignore[misc]
@@ -47,7 +56,8 @@ if __name__ == "__main__":
         "max_batch_size": base.MAX_BATCH,
         "max_batch_time": base.wait_ms() / 1000,  # 0 would turn its batching off
     }
-    folder = Path(tempfile.mkdtemp(prefix="bench-mlserver-"))
+    folder = settings_of(sys.argv[1])
+    folder.mkdir(exist_ok=True)
     for name, content in (("settings", settings), ("model-settings", model)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     command = os.path.join(os.path.dirname(sys.executable), "mlserver")
