@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Blocks", "Dies", "Doubles", "Raises", "Resources", "alive", "no_leaks", "wait_until"]
+__all__ = ["Blocks", "Dies", "Doubles", "Raises", "Resources", "alive", "no_leaks", "parent_of", "wait_until"]
 
 
 # --- leaks --------------------------------------------------------------------------------------------------------
@@ -149,11 +149,21 @@ def wait_until(condition: Callable[[], Any], timeout: float = 10.0, what: str = 
 
 def alive(pid: int) -> bool:
     """Whether a process runs, whoever its parent is; a zombie does not."""
+    return _state_and_parent(pid)[0] not in "ZX"
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process, which may be a zombie; 0 if there is no such process."""
+    return _state_and_parent(pid)[1]
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+            state, parent = file.read().rpartition(")")[2].split()[:2]
     except OSError:
-        return False
+        return "X", 0
+    return state, int(parent)
 
 
 # --- models that misbehave ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from batch_inference import ModelHost
-from batch_inference.testing import Doubles, wait_until
+from batch_inference.testing import Doubles, parent_of, wait_until
 
 MANY = 1_000_000  # max_restarts for tests that kill a lot
 
@@ -103,13 +103,9 @@ def worker_pid(host: ModelHost, index: int = 0, timeout: float = 20.0) -> int:
     return int(wait_until(ready, timeout, "a worker is ready"))
 
 
-def parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
-
-
 def supervisor_pid(host: ModelHost) -> int:
-    return parent_of(worker_pid(host))
+    """The process that started the worker; a worker that has just died may still be listed as ready."""
+    return int(wait_until(lambda: parent_of(worker_pid(host)), 20, "a worker is ready and alive"))
 
 
 def kill(pid: int, how: int = signal.SIGKILL) -> None:

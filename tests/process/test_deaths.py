@@ -18,10 +18,10 @@ import pytest
 
 from batch_inference import HostClosedError, ModelHost, ModelLoadError, RequestTimeoutError, WorkerDiedError
 from batch_inference.batcher import ListBatcher
-from batch_inference.testing import Blocks, Dies, Doubles, alive, no_leaks, wait_until
+from batch_inference.testing import Blocks, Dies, Doubles, alive, no_leaks, parent_of, wait_until
 from tests.process import faulty
 from tests.process.conftest import environment
-from tests.process.load import MANY, Application, Load, kill, parent_of, supervisor_pid, value, worker_pid
+from tests.process.load import MANY, Application, Load, kill, supervisor_pid, value, worker_pid
 from tests.process.models import Inflates
 
 SECONDS = float(os.environ.get("BATCH_INFERENCE_KILL_SECONDS", "6"))  # 60 for a good look

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batch_inference import ConfigError, HostClosedError, ModelHost, RequestTimeoutError, TransportError, connect
-from batch_inference.testing import alive, no_leaks, wait_until
+from batch_inference.testing import alive, no_leaks, parent_of, wait_until
 from tests.process.conftest import environment
 from tests.process.models import Affine, Doubles
 from tests.process.test_callers import all_slots_are_back, check, request
@@ -114,11 +114,6 @@ def test_the_worker_lingers_for_the_next_process() -> None:
     second.stop()
     os.kill(parent_of(pid), 15)  # it would linger for a minute
     wait_until(lambda: not alive(pid), 10)
-
-
-def parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
 
 
 def test_nobody_serves_a_name_that_nobody_started() -> None:

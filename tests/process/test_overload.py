@@ -22,7 +22,7 @@ import pytest
 from batch_inference import ConfigError, HostClosedError, ModelHost, OverloadedError, RequestTimeoutError
 from batch_inference.batcher import BucketSeqBatcher
 from batch_inference.policy import FixedDelay
-from batch_inference.testing import alive, wait_until
+from batch_inference.testing import alive, parent_of, wait_until
 from tests.process.conftest import environment
 from tests.process.models import Doubles, Sleeps
 from tests.process.overloaded import Gated, Notes, WaitsForEver
@@ -550,14 +550,16 @@ host = ModelHost(Gated)(sys.argv[1])
 with host:
     futures = [host.submit(np.array([[number]])) for number in range(5)]
     threading.Thread(target=watch).start()
+    print("running", flush=True)
     threading.Event().wait()
 """
 
 
 def test_a_second_ctrl_c_ends_an_application_that_drains_at_once(gate: Gate) -> None:
     application = Marked(DRAINING, str(gate.folder))
-    wait_until(gate.batches, 30)  # and the gate stays shut
     try:
+        assert application.read_line() == "running"
+        wait_until(gate.batches, 30)  # and the gate stays shut
         os.kill(application.process.pid, signal.SIGINT)
         assert application.read_line() == "draining"
         assert application.process.poll() is None
@@ -582,7 +584,7 @@ def test_an_idle_host_uses_no_cpu() -> None:
         check(host.submit(request(2)).result(30), 2)
         check(asyncio.run(host.apredict(request(3))), 3)
         workers = [worker.pid for worker in host.statistics().workers]
-        processes = {*workers, parent(workers[0]), os.getpid()}
+        processes = {*workers, parent_of(workers[0]), os.getpid()}
         before = {pid: cpu(pid) for pid in processes}
         threading.Event().wait(idle)
         used = {pid: (cpu(pid) - before[pid]) / 1e6 for pid in processes}
@@ -593,7 +595,3 @@ def test_an_idle_host_uses_no_cpu() -> None:
 def cpu(pid: int) -> int:
     """CPU time of a process with all its threads, in ns: the clock whose number stands for that process."""
     return time.clock_gettime_ns((~pid << 3) | 2)
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -99,6 +99,10 @@ class Calls:
             self.factors[caller].append(float(answer[0, 0] / (caller * 1e6 + number)))
 
 
+def wait_for_one_worker(host: ModelHost) -> None:
+    wait_until(lambda: len(host.statistics().workers) == 1, 20, "the old worker has ended")
+
+
 def lines(path: Path, what: str) -> list[int]:
     """The processes that noted `what`."""
     try:
@@ -159,8 +163,8 @@ def test_the_change_is_between_two_batches(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     with ModelHost(Multiplies, max_batch_size=1)(2, str(notes)) as host:
         host.reload(2, str(notes))
+        wait_for_one_worker(host)
         old = worker_pid(host)
-        wait_until(lambda: len(host.statistics().workers) == 1, 10)
         slow = [host.submit(-value(number)) for number in range(1, 4)]  # half a second each
         (tmp_path / "gate").touch()
         host.reload(3, str(notes), str(tmp_path / "gate"))
@@ -268,6 +272,7 @@ def test_after_a_reload_deaths_of_worker_and_supervisor_bring_the_new_model_back
     with ModelHost(Multiplies, max_restarts=MANY)(2) as host, Calls(host, 4) as calls:
         calls.wait_for_all(2)
         host.reload(3)
+        wait_for_one_worker(host)  # the old one ends after reload() has returned
         for victim in (worker_pid, supervisor_pid, worker_pid):
             pid = victim(host)
             kill(pid)
