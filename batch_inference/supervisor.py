@@ -48,7 +48,7 @@ LAST_WORDS_TIMEOUT = 1.0  # seconds that a supervisor, about to end, waits for c
 MESSAGES_AT_ONCE = 100  # of one client, before the others have their turn
 LONGEST_SLEEP = 3600.0  # seconds; the selector knows no infinity
 WARNING = {"levelno": 30, "levelname": "WARNING"}  # of logging, whose import costs memory here
-MAX_NEWS = 1000  # what a client has not read yet, at which log records and output are dropped and not the client
+MAX_NEWS = 1000  # messages that a client has not read yet, at which log records wait and output is dropped
 
 
 class Supervisor:
@@ -304,11 +304,16 @@ class Supervisor:
 
     def _tell_application(self, message: Message) -> None:
         """Sends what a person should see to the client that has been here longest."""
-        for client in self._clients.values():
-            if client.row >= 0:
-                if len(client.connection.unsent) < MAX_NEWS:
-                    self.send(client, message)
-                return
+        application = self._application()
+        if application is not None and not self._application_is_behind():
+            self.send(application, message)
+
+    def _application(self) -> Client | None:
+        return next((client for client in self._clients.values() if client.row >= 0), None)
+
+    def _application_is_behind(self) -> bool:
+        application = self._application()
+        return application is not None and len(application.connection.unsent) >= MAX_NEWS
 
     # --- workers --------------------------------------------------------------------------------------------------
 
@@ -365,7 +370,7 @@ class Supervisor:
         )
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda events: self._bury(worker))
         self._selector.register(worker.output, selectors.EVENT_READ, lambda events: self._copy_output(worker))
-        self._selector.register(log, selectors.EVENT_READ, lambda events: self._copy_log(worker))
+        self._watch_log(worker, log)
         with contextlib.suppress(ConnectionLostError):  # it is dead already: its pidfd will say so
             for client in self._clients.values():
                 self._introduce(client, worker.connection)
@@ -534,10 +539,17 @@ class Supervisor:
                     worker.tail.append(line[-2000:])
             self._tell_application({"type": "output", "text": text})
 
+    def _watch_log(self, worker: Worker, log: socket.socket) -> None:
+        self._selector.register(log, selectors.EVENT_READ, lambda events: self._copy_log(worker))
+
     def _copy_log(self, worker: Worker) -> None:
+        """Passes on a worker's records. While the application is behind they are left to wait, see logs.py."""
+        assert worker.log is not None
         for _ in range(64):
+            if self._application_is_behind():
+                self._unwatch(worker.log)
+                return
             try:
-                assert worker.log is not None
                 data = worker.log.recv(handshake.MAX_MESSAGE)
             except OSError:  # nothing there now
                 return
@@ -679,6 +691,10 @@ class Supervisor:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
             if key.events != wanted:
                 self._selector.modify(connection, wanted, key.data)
+        if not self._application_is_behind():
+            for worker in self.workers:
+                if worker.log is not None and worker.log not in self._selector.get_map():
+                    self._watch_log(worker, worker.log)
 
     def _show(self, worker: Worker, state: int) -> None:
         at = worker.index * board.WORKER_CELLS

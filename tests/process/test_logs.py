@@ -14,6 +14,7 @@ import pytest
 
 from batch_inference import ModelHost
 from batch_inference.batcher import ListBatcher
+from batch_inference.logs import Relay
 from batch_inference.testing import wait_until
 from tests.process.conftest import Run
 
@@ -139,6 +140,23 @@ def test_a_burst_of_records_arrives_whole_and_in_order(handler: Collects) -> Non
         host.predict(("burst", 2000))
     texts = [text for text in handler.texts() if "burst" in text]
     assert texts == [f"record {number} of the burst" for number in range(2000)]
+
+
+def test_a_burst_arrives_whole_at_an_application_that_is_slow_to_read(
+    handler: Collects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Relay.put
+
+    def slowly(relay: Relay, message: dict[str, Any]) -> None:
+        time.sleep(0.0003)
+        put(relay, message)
+
+    monkeypatch.setattr(Relay, "put", slowly)
+    with ModelHost(Logs, batcher=ListBatcher())() as host:
+        host.predict(("burst", 4000))
+        wait_until(lambda: "record 3999 of the burst" in handler.texts(), 60)
+    texts = [text for text in handler.texts() if "burst" in text]
+    assert texts == [f"record {number} of the burst" for number in range(4000)]
 
 
 def test_long_records_are_cut_and_no_record_stops_the_worker(handler: Collects) -> None:
