@@ -7,7 +7,10 @@ woken; left to itself the scheduler makes it either. So both ends are pinned, he
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +27,7 @@ from benchmarks.machine import Meter, pin, pinned, two_cores
 from benchmarks.measure import Row, Sample, judge, percentile
 from benchmarks.options import Options
 from benchmarks.report import log
-from benchmarks.workloads import burn, echo
+from benchmarks.workloads import burn, echo, request
 
 LARGE = 4 << 20
 """Bytes of the large case, one way."""
@@ -120,6 +123,56 @@ class Loopback:
         asked, self._asked = self._asked, []
         for answer, x in asked:
             answer.set_result(x)
+
+
+def variety(x: Any) -> None:
+    """Some 25 us of Python that, like a request, touches much code and little of it twice."""
+    text = json.dumps(json.loads('{"rows": [1, 2, 3], "name": "x"}'))
+    re.match(r"\w+", text.split(",")[-1])
+    x.copy().tobytes()
+    np.add(x, x)[0, :4].tolist()
+    sorted(zip(range(8), text))
+
+
+def _take_turns(core: int, mine: Any, following: Any, passed: Any, turns: int) -> None:
+    os.sched_setaffinity(0, {core})
+    x = request(1, (1, 16))
+    for _ in range(200):
+        variety(x)
+    passed.release()
+    for _ in range(turns):
+        mine.acquire()
+        variety(x)
+        following.release()
+    passed.release()
+
+
+def turn(processes: int, turns: int, core: int) -> float:
+    """Seconds of one turn of `variety`, when so many processes of one session take turns at it on one core."""
+
+    def wait_for_all() -> None:
+        if not all(passed.acquire(timeout=60) for _ in running):
+            raise RuntimeError(f"of {processes} processes one did not come to its turn: is the machine overloaded?")
+
+    context = multiprocessing.get_context("spawn")
+    gates, passed = [context.Semaphore(0) for _ in range(processes)], context.Semaphore(0)
+    each = turns // processes
+    running = [
+        context.Process(
+            target=_take_turns, args=(core, gate, gates[(index + 1) % processes], passed, each), daemon=True
+        )
+        for index, gate in enumerate(gates)
+    ]
+    for process in running:
+        process.start()
+    wait_for_all()
+    begin = time.perf_counter()
+    gates[0].release()
+    wait_for_all()
+    seconds = time.perf_counter() - begin
+    for process in running:
+        process.join()
+    return seconds / (each * processes)
 
 
 def unsteadiness(window: float) -> float:

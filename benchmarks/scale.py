@@ -1,6 +1,7 @@
 """Whether the cost of a request stays what it is: with more client processes, more workers, more requests waiting.
 
-The cost is CPU time over all processes: requests per second say little where many processes share few cores.
+The cost is CPU time over all processes: requests per second say little where many processes share few cores. Beside it
+stands what any Python costs more when more processes take turns at it on one core.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks import floors
 from benchmarks.machine import Meter, pinned, two_cores
 from benchmarks.measure import Found, Goal, Round, Row, Sample, judge
 from benchmarks.models import Held
@@ -25,6 +27,7 @@ from benchmarks.workloads import request
 CLIENTS, CALLERS = (1, 2, 4, 8), 16
 WORKERS, CLIENTS_OF_WORKERS = (1, 2, 4), 2
 WAITING = (1_000, 10_000, 100_000)
+TURNS = 40_000  # a round, of all processes together
 FLAT = Goal(times=1.2, at_most=True)
 
 
@@ -42,6 +45,23 @@ def rounds_of(
                 found[number].append(got)
                 log(f"  {turn + 1} {number} {what:17} {described(got)}")
     return found
+
+
+def turns(options: Options) -> Iterator[Row]:
+    """The floor: plain Python, without a host."""
+    near, _ = two_cores()
+    found: dict[int, list[Sample]] = {number: [] for number in CLIENTS}
+    for number_of_round in range(options.rounds):
+        meter = Meter(())
+        taken = {number: floors.turn(number, TURNS, near) * 1e6 for number in CLIENTS}
+        foreign = max(0.0, meter.stop().foreign - 1.0)  # one core is ours
+        for number, microseconds in taken.items():
+            found[number].append(Sample(microseconds, taken[1], foreign))
+        log(
+            f"  {number_of_round + 1} turns of 1, 2, 4, 8 processes: " + ", ".join(f"{us:.1f}" for us in taken.values())
+        )
+    for number, samples in found.items():
+        yield judge(f"{number} processes that take turns at plain Python on one core, a turn", "us", samples)
 
 
 def judged(found: dict[int, list[Round]], title: str) -> Iterator[Row]:
@@ -111,4 +131,5 @@ def run(options: Options) -> list[Found]:
     rows = [*judged(clients, f"client processes x {CALLERS} threads")]
     rows += judged(workers, f"workers, {CLIENTS_OF_WORKERS} client processes x {CALLERS} threads")
     rows += judged(queues(options), "requests waiting")
+    rows += turns(options)
     return list(rows)

@@ -36,6 +36,11 @@ def median_rate(rounds: Iterable[Round]) -> float:
     return statistics.median(got.rate for got in kept) if kept else 0.0
 
 
+def median_busy(rounds: Iterable[Round]) -> float:
+    """Cores that all processes of a contender together kept busy."""
+    return statistics.median(got.rate * got.cpu for got in quiet([got for got in rounds if got.rate]))
+
+
 def pairs(ours: list[Round], theirs: list[Round], value: Callable[[Round], float] = rate) -> list[Sample]:
     """Rounds that both have."""
     floors = {got.number: got for got in theirs if got.rate}
@@ -61,8 +66,10 @@ class Judge:
         if not best or not median_rate(found[best]):
             return
         samples = pairs(self._results.get(key, []), found[best])
-        title = f"{number}. ({name}) {spoken(callers, who)}"
-        self.add(title, "/s", samples, goal, key, f"beside {best}" + (f" in ({workload})" if workload else ""))
+        title, note = f"{number}. ({name}) {spoken(callers, who)}", f"beside {best}"
+        if workload and samples:
+            note += f" in ({workload}); kept {median_busy(self._results[key]):.2f} cores busy"
+        self.add(title, "/s", samples, goal, key, note)
 
     def latency(self, number: int, key: Key, other: str, times: float) -> None:
         workload, callers, who = key
