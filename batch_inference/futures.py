@@ -17,6 +17,24 @@ from batch_inference.client import Client
 from batch_inference.transport.arena import Slot
 
 
+class Submitted(Future[Any]):
+    """A future that gives its request up when it is cancelled.
+
+    Its reference is weak, so that an application that keeps it keeps no memory of ours.
+    """
+
+    def __init__(self, owner: weakref.ref[Futures], key: int) -> None:
+        super().__init__()
+        self._owner = owner
+        self._key = key
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled and (owner := self._owner()) is not None:
+            owner.cancelled(self._key)
+        return cancelled
+
+
 class Futures:
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -33,7 +51,7 @@ class Futures:
         """Sends a request; OverloadedError when there is no memory for it now. Never blocks."""
         deadline = None if timeout is None else time.monotonic() + timeout
         slot = self._client.fill_without_waiting(args)
-        future: Future[Any] = Future()
+        future = Submitted(self._weak, slot.key)
         earliest = False
         with self._lock:
             self._waiting[slot.key] = slot, future
@@ -51,8 +69,6 @@ class Futures:
             raise
         if earliest:
             self._channel.wake(slot.key)  # the thread sleeps until a later deadline
-        weak, key = self._weak, slot.key  # a future that the application keeps shall not keep our memory
-        future.add_done_callback(lambda future: cancelled(weak, key) if future.cancelled() else None)
         return future
 
     def close(self) -> None:
@@ -118,9 +134,3 @@ class Futures:
             if self._closing:
                 self._channel.wake(0)  # the thread may wait for just this one
             return True
-
-
-def cancelled(futures: weakref.ref[Futures], key: int) -> None:
-    owner = futures()
-    if owner is not None:
-        owner.cancelled(key)
