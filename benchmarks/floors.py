@@ -134,34 +134,48 @@ def variety(x: Any) -> None:
     sorted(zip(range(8), text))
 
 
-def _take_turns(core: int, mine: Any, following: Any, passed: Any, turns: int) -> None:
+def _take_turns(core: int, mine: Sequence[Any], following: Sequence[Any], passed: Any, turns: int) -> None:
     os.sched_setaffinity(0, {core})
+
+    def work(own: Any, following: Any) -> None:
+        for _ in range(turns):
+            own.acquire()
+            variety(x)
+            following.release()
+
     x = request(1, (1, 16))
     for _ in range(200):
         variety(x)
+    threads = [threading.Thread(target=work, args=gates) for gates in zip(mine, following)]
+    for thread in threads:
+        thread.start()
     passed.release()
-    for _ in range(turns):
-        mine.acquire()
-        variety(x)
-        following.release()
+    for thread in threads:
+        thread.join()
     passed.release()
 
 
-def turn(processes: int, turns: int, core: int) -> float:
-    """Seconds of one turn of `variety`, when so many processes of one session take turns at it on one core."""
+def turn(processes: int, threads: int, turns: int, core: int) -> float:
+    """Seconds of one turn of `variety`, when all threads of so many processes take turns at it on one core.
+
+    The next turn is always another thread's, and that of another process where there is one.
+    """
 
     def wait_for_all() -> None:
         if not all(passed.acquire(timeout=60) for _ in running):
             raise RuntimeError(f"of {processes} processes one did not come to its turn: is the machine overloaded?")
 
     context = multiprocessing.get_context("spawn")
-    gates, passed = [context.Semaphore(0) for _ in range(processes)], context.Semaphore(0)
-    each = turns // processes
+    gates, passed = [context.Semaphore(0) for _ in range(processes * threads)], context.Semaphore(0)
+    following = [*gates[1:], gates[0]]
+    each = turns // len(gates)
     running = [
         context.Process(
-            target=_take_turns, args=(core, gate, gates[(index + 1) % processes], passed, each), daemon=True
+            target=_take_turns,
+            args=(core, gates[index::processes], following[index::processes], passed, each),
+            daemon=True,
         )
-        for index, gate in enumerate(gates)
+        for index in range(processes)
     ]
     for process in running:
         process.start()
@@ -172,7 +186,7 @@ def turn(processes: int, turns: int, core: int) -> float:
     seconds = time.perf_counter() - begin
     for process in running:
         process.join()
-    return seconds / (each * processes)
+    return seconds / (each * len(gates))
 
 
 def unsteadiness(window: float) -> float:

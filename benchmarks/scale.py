@@ -51,17 +51,13 @@ def turns(options: Options) -> Iterator[Row]:
     """The floor: plain Python, without a host."""
     near, _ = two_cores()
     found: dict[int, list[Sample]] = {number: [] for number in CLIENTS}
-    for number_of_round in range(options.rounds):
-        meter = Meter(())
-        taken = {number: floors.turn(number, TURNS, near) * 1e6 for number in CLIENTS}
-        foreign = max(0.0, meter.stop().foreign - 1.0)  # one core is ours
+    for count in range(options.rounds):
+        taken = {number: floors.turn(number, CALLERS, TURNS, near) * 1e6 for number in CLIENTS}
+        log(f"  {count + 1} us a turn: " + ", ".join(f"{us:.1f} of {number}" for number, us in taken.items()))
         for number, microseconds in taken.items():
-            found[number].append(Sample(microseconds, taken[1], foreign))
-        log(
-            f"  {number_of_round + 1} turns of 1, 2, 4, 8 processes: " + ", ".join(f"{us:.1f}" for us in taken.values())
-        )
+            found[number].append(Sample(microseconds, taken[1]))
     for number, samples in found.items():
-        yield judge(f"{number} processes that take turns at plain Python on one core, a turn", "us", samples)
+        yield judge(f"{number} processes x {CALLERS} threads, taking turns at plain Python, a turn", "us", samples)
 
 
 def judged(found: dict[int, list[Round]], title: str) -> Iterator[Row]:
