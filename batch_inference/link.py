@@ -59,6 +59,7 @@ class Peer:
         self.pidfd = pidfd
         self.pipe = pipe
         self.backlog: deque[bytes] = deque()  # what the full pipe did not take
+        self.watched = False  # the monitor waits for room in the pipe, or is about to look at the backlog
         self._wake = wake
 
     def __repr__(self) -> str:
@@ -68,7 +69,8 @@ class Peer:
         """Sends descriptors (one write's worth at most). Never blocks: the monitor sends what must wait."""
         if self.backlog or not self.pipe.write(descriptors):
             self.backlog.append(descriptors)
-            self._wake()
+            if not self.watched:
+                self._wake()
 
 
 class Events(Protocol):
@@ -385,8 +387,10 @@ class Link:
         poll.register(self._supervisor, select.POLLIN)
         poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
         for peer in self._peers.values():
+            peer.watched = False  # before the look at its backlog: who adds to it after that wakes us
             if peer.backlog:
                 poll.register(peer.pipe.fd, select.POLLOUT)
+                peer.watched = True
         ready = dict(poll.poll())
         if self._wake in ready:
             try:

@@ -21,6 +21,7 @@ import pytest
 
 from batch_inference import ConfigError, HostClosedError, ModelHost, OverloadedError, RequestTimeoutError
 from batch_inference.batcher import BucketSeqBatcher
+from batch_inference.link import Link
 from batch_inference.policy import FixedDelay
 from batch_inference.testing import alive, parent_of, wait_until
 from tests.process.conftest import environment
@@ -400,6 +401,21 @@ def test_a_fixed_delay_is_kept() -> None:
         started = time.monotonic()
         check(host.predict(request(1)), 1)
         assert 0.2 <= time.monotonic() - started < 5
+
+
+def test_the_monitor_is_woken_once_for_a_full_pipe_and_not_for_each_request(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake, woken = Link._wake_monitor, []
+    monkeypatch.setattr(Link, "_wake_monitor", lambda link: (woken.append(1), wake(link)))
+    with ModelHost(Gated, max_batch_size=64)(gate.folder) as host:
+        futures = [host.submit(request(number)) for number in range(6000)]  # the pipe holds some 2000
+        (peer,) = host._client.link._peers.values()  # type: ignore[union-attr]
+        backlog, times = len(peer.backlog), len(woken)
+        gate.open()
+        for number, future in enumerate(futures):
+            check(future.result(60), number)
+    assert backlog > 1000 and times < backlog / 2  # some come while the monitor gets up
 
 
 # --- stop -------------------------------------------------------------------------------------------------------------
