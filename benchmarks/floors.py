@@ -7,6 +7,7 @@ woken; left to itself the scheduler makes it either. So both ends are pinned, he
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -189,6 +190,25 @@ def turn(processes: int, threads: int, turns: int, core: int) -> float:
     return seconds / (each * len(gates))
 
 
+def compute(seconds: float) -> None:
+    """C code that touches a few KB and nothing else."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 200)
+
+
+def after(wait: Callable[[float], object], seconds: float, window: float) -> float:
+    """Median seconds that `variety` takes right after `wait(seconds)`."""
+    x, times = request(1, (1, 16)), []
+    end = time.perf_counter() + window
+    while time.perf_counter() < end:
+        wait(seconds)
+        before = time.perf_counter()
+        variety(x)
+        times.append(time.perf_counter() - before)
+    return statistics.median(times)
+
+
 def unsteadiness(window: float) -> float:
     """How many times as long the same pure Python takes in the slowest tenth of its runs as in the quickest."""
     times: list[float] = []
@@ -206,6 +226,8 @@ def run(options: Options) -> list[Row]:
     large: list[Sample] = []
     loops: list[Sample] = []
     steady: list[Sample] = []
+    computed: list[Sample] = []
+    slept: list[Sample] = []
     with Pipe() as pipe, pinned({os.getpid(): near, pipe.pid: far}):
         for number in range(options.rounds):
             log(f"floors: round {number + 1} of {options.rounds}")
@@ -220,10 +242,15 @@ def run(options: Options) -> list[Row]:
             loops.append(Sample(done.rate, foreign=done.foreign))
             meter = Meter((os.getpid(),))
             steady.append(Sample(unsteadiness(options.window), foreign=meter.stop().foreign))
+            hot = after(compute, 0.0, options.window / 3) * 1e6
+            for wait, samples in ((compute, computed), (time.sleep, slept)):
+                samples.append(Sample(after(wait, 2e-3, options.window / 3) * 1e6, hot))
     return [
         judge("pipe round trip, two cores", "us", across),
         judge("pipe round trip, one core", "us", shared),
         judge("4 memcpys of 4 MiB, 8 threads", "/s", large),
         judge("64 asyncio tasks, answered by their own loop", "/s", loops),
         judge("the same Python code, slowest tenth of runs over quickest", "x", steady),
+        judge("Python code after 2 ms of C code in a few KB, beside at once", "us", computed),
+        judge("Python code after 2 ms of sleep, beside at once", "us", slept),
     ]
