@@ -33,8 +33,8 @@ from batch_inference import (
     RequestTimeoutError,
     WorkerDiedError,
 )
-from batch_inference.testing import alive
-from tests.process.load import MANY, kill, parent_of
+from batch_inference.testing import alive, parent_of
+from tests.process.load import MANY, kill
 
 THREADS, LOOPS, TASKS, SUBMITTERS = 8, 2, 12, 1
 BATCH_TIMEOUT = 4.0  # seconds
@@ -377,11 +377,7 @@ class Soak:
         return self._source.choice(workers).pid if workers else 0
 
     def _supervisor(self) -> int:
-        try:
-            pid = self._worker()
-            return parent_of(pid) if pid else 0
-        except OSError:
-            return 0
+        return parent_of(self._worker())
 
     def _start(self) -> subprocess.Popen[str]:
         self._started += 1
