@@ -464,7 +464,7 @@ def test_astop_answers_what_was_accepted(gate: Gate) -> None:
     async def all_of_it() -> None:
         async with ModelHost(Gated)(gate.folder) as host:
             tasks = [asyncio.ensure_future(host.apredict(request(number))) for number in range(5)]
-            while not gate.batches():
+            while host.statistics().pending < len(tasks):  # until all are accepted
                 await asyncio.sleep(0.005)
             gate.open()
         for number, task in enumerate(tasks):
