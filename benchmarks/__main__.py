@@ -22,6 +22,7 @@ DEFAULT = {
 }
 EXTRA = {
     "ahead": "large requests copied into the open batch while it waits, and all at once when it is cut",
+    "interpreters": "us under several interpreters (--python), say one without the interpreter lock",
     "floors": "what the machine allows: pipe round trip, memcpy",
     "policy": "when batches are cut: our rule beside fixed delays (about five minutes; draws the figure of the docs)",
     "peers": "us beside our peers, on the same work (about 40 minutes; with --quick 15)",
@@ -33,7 +34,7 @@ EXTRA = {
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     known = {**DEFAULT, **EXTRA}
-    listing = "\n".join(f"  {name:<10} {text}" for name, text in known.items())
+    listing = "\n".join(f"  {name:<12} {text}" for name, text in known.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Benchmarks of batch_inference.",
@@ -46,6 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cells", default="", help="only these cells, with commas between (transport, policy, peers)")
     parser.add_argument("--quick", action="store_true", help="three short rounds: all of it in less than 20 minutes")
     parser.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="only these peers")
+    parser.add_argument("--python", nargs="+", default=[], metavar="PATH", help="the interpreters to compare")
     parser.add_argument("--install", nargs="*", metavar="NAME", help="make the environments of peers, all or these")
     parser.add_argument("--publish", action="store_true", help="into docs/benchmarks.json, .md and the figures")
     parser.add_argument("--out", metavar="FILE", help="append the rows as JSON lines")
@@ -62,12 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 if a goal was missed."""
     parsed = parse(arguments)
     if "list" in parsed.names:
-        print("\n".join(f"{name:<10} {text}" for name, text in {**DEFAULT, **EXTRA}.items()))
+        print("\n".join(f"{name:<12} {text}" for name, text in {**DEFAULT, **EXTRA}.items()))
         return 0
     if parsed.install is not None:
         return install(parsed.install)
     options = Options(
-        parsed.rounds, parsed.window, cells=tuple(filter(None, parsed.cells.split(","))), peers=tuple(parsed.peers)
+        parsed.rounds,
+        parsed.window,
+        cells=tuple(filter(None, parsed.cells.split(","))),
+        peers=tuple(parsed.peers),
+        pythons=tuple(parsed.python),
     )
     if parsed.quick:
         options = dataclasses.replace(options, rounds=3, window=0.4, warm=0.2)

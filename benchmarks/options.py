@@ -17,3 +17,5 @@ class Options:
     """Only these cells of a benchmark that has several; none named: all."""
     peers: tuple[str, ...] = ()
     """Only these peers; none named: all that are installed."""
+    pythons: tuple[str, ...] = ()
+    """Interpreters to compare."""

@@ -105,6 +105,11 @@ def rows_text(rows: Iterable[Row]) -> str:
     return grid(("", "value", "beside it", "ratio", "goal", "", "note"), lines)
 
 
+def interpreters_text(rows: Iterable[Row]) -> str:
+    lines = [(row.name, number(row.value), number(row.ratio)) for row in rows]
+    return grid(("callers, interpreter", "requests/s", "beside the first"), lines)
+
+
 def tally(rows: Sequence[Row]) -> str:
     judged = [row for row in rows if row.met is not None]
     return f"{sum(row.met is True for row in judged)} of {len(judged)} bounds met."
@@ -166,6 +171,7 @@ def blocks(sections: dict[str, Section]) -> dict[str, str]:
     return {
         "machine": machine_text(sections) if sections else "",
         "contenders": contenders_text(),
+        "interpreters": interpreters_text(rows["interpreters"]) if "interpreters" in rows else "",
         "goals": tally(judged) + "\n\n" + rows_text(judged) if judged else "",
         "workloads": "\n\n".join([FIGURE, *(workload_text(workload, cells) for workload in workloads)])
         if cells

@@ -73,9 +73,13 @@ class Served:
 class Contender:
     """Started by its making; to be used once `ready` has returned."""
 
-    def __init__(self, peer: Peer, workload: str, burn: int, processes: int = 1, workers: int = 1) -> None:
+    def __init__(
+        self, peer: Peer, workload: str, burn: int, processes: int = 1, workers: int = 1, spread: bool = False
+    ) -> None:
+        """`spread`: the callers may use every core, as in some workloads."""
         self.name = peer.name
         self._peer, self._workload, self._processes = peer, workload, processes
+        self._spread = spread or WORKLOADS[workload].spread or peer.where == HERE
         number = next(_numbers)
         self._tag = f"BENCH_TAG={os.getpid()}.{number}"
         handle, self._counts = tempfile.mkstemp(prefix="bench-counts-")
@@ -120,7 +124,7 @@ class Contender:
     def place(self, pids: Iterable[int]) -> None:
         """Callers on the first core, the model on the second; both, where they are one process."""
         near, far = two_cores()
-        callers = {near, far} if self._peer.where == HERE or WORKLOADS[self._workload].spread else {near}
+        callers = {near, far} if self._spread else {near}
         clients = {served.process.pid for served in self._served}
         for pid in pids:
             pin(pid, callers if pid in clients else {far})

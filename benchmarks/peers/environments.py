@@ -14,7 +14,7 @@ CACHE = ROOT / ".cache" / "peers"
 
 
 def python_of(peer: Peer) -> str:
-    return str(CACHE / peer.environment / "bin" / "python") if peer.environment else sys.executable
+    return peer.python or (str(CACHE / peer.environment / "bin" / "python") if peer.environment else sys.executable)
 
 
 def installed(peer: Peer) -> bool:

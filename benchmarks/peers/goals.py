@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.measure import Goal, Round, Row, Sample, judge, quiet
 from benchmarks.peers.beside import CALLERS, COPY, MODEL, PIPE
-from benchmarks.peers.roster import HERE, OURS, PEERS, PROCESS
+from benchmarks.peers.roster import BARE, HERE, OURS, PEERS, PROCESS
+from benchmarks.report import number as written
 
 Key = tuple[str, int, str]
 Results = dict[Key, list[Round]]
 """Rounds by workload, callers, and who."""
 THREADS, TASKS = OURS
-OUT = tuple(peer.name for peer in PEERS if peer.where == PROCESS and peer.name not in OURS)
+OUT = tuple(peer.name for peer in PEERS if peer.where == PROCESS and peer.name not in OURS + BARE)
 IN = tuple(peer.name for peer in PEERS if peer.where == HERE and peer.batches)
 
 
 HOW = {THREADS: "threads", TASKS: "tasks"}
+BARE_OF = dict(zip(OURS, BARE))
 
 
 def spoken(callers: int, who: str) -> str:
@@ -41,10 +43,13 @@ def median_busy(rounds: Iterable[Round]) -> float:
     return statistics.median(got.rate * got.cpu for got in quiet([got for got in rounds if got.rate]))
 
 
-def pairs(ours: list[Round], theirs: list[Round], value: Callable[[Round], float] = rate) -> list[Sample]:
-    """Rounds that both have."""
+def pairs(ours: list[Round], theirs: list[Round] | None, value: Callable[[Round], float]) -> list[Sample]:
+    """Rounds that both have; ours alone if there is nothing to be beside."""
+    mine = [got for got in ours if got.rate]
+    if theirs is None:
+        return [Sample(value(got), foreign=got.foreign) for got in mine]
     floors = {got.number: got for got in theirs if got.rate}
-    both = [(got, floors[got.number]) for got in ours if got.number in floors and got.rate]
+    both = [(got, floors[got.number]) for got in mine if got.number in floors]
     return [Sample(value(got), value(floor), max(got.foreign, floor.foreign)) for got, floor in both]
 
 
@@ -53,43 +58,60 @@ class Judge:
         self._results = results
         self.rows: list[Row] = []
 
-    def add(self, title: str, unit: str, samples: list[Sample], goal: Goal, key: Key, note: str = "") -> None:
-        faults = sum(got.faults for got in self._results.get(key, ()))
-        if samples:
-            self.rows.append(judge(title, unit, samples, goal, note, faults))
+    def _add(
+        self,
+        title: str,
+        goal: Goal,
+        key: Key,
+        beside: Key | None = None,
+        value: Callable[[Round], float] = rate,
+        unit: str = "/s",
+        note: str = "",
+    ) -> None:
+        """A row for one cell beside another, and what the bare path makes of the same."""
+        rounds = self._results.get(key, [])
+        samples = pairs(rounds, self._beside(beside), value)
+        if not samples:
+            return
+        bare = BARE_OF[key[2]]
+        if beside is not None and beside[2] == key[2]:
+            beside = (*beside[:2], bare)
+        if others := pairs(self._results.get((*key[:2], bare), []), self._beside(beside), value):
+            its = judge("", unit, others)
+            note += f"; the bare path {written(its.value) if its.ratio is None else f'{its.ratio:.2f}'}"
+        faults = sum(got.faults for got in rounds)
+        self.rows.append(judge(title, unit, samples, goal, note.lstrip("; "), faults))
+
+    def _beside(self, key: Key | None) -> list[Round] | None:
+        return None if key is None else self._results.get(key, [])
 
     def against(self, number: int, key: Key, others: Iterable[str], goal: Goal, workload: str = "") -> None:
         """Requests per second beside the best of `others` in the same cell (or at `workload`, for the same callers)."""
         name, callers, who = key
-        found = {other: self._results.get((workload or name, callers, other), []) for other in others}
-        best = max(found, key=lambda other: median_rate(found[other]), default="")
-        if not best or not median_rate(found[best]):
+        medians = {other: median_rate(self._results.get((workload or name, callers, other), [])) for other in others}
+        best = max(medians, key=lambda other: medians[other], default="")
+        if not best or not medians[best]:
             return
-        samples = pairs(self._results.get(key, []), found[best])
-        title, note = f"{number}. ({name}) {spoken(callers, who)}", f"beside {best}"
-        if workload and samples:
+        note = f"beside {best}"
+        if workload and key in self._results:
             note += f" in ({workload}); kept {median_busy(self._results[key]):.2f} cores busy"
-        self.add(title, "/s", samples, goal, key, note)
+        title = f"{number}. ({name}) {spoken(callers, who)}"
+        self._add(title, goal, key, (workload or name, callers, best), note=note)
 
     def latency(self, number: int, key: Key, other: str, times: float) -> None:
         workload, callers, who = key
-        theirs = self._results.get((workload, callers, other), [])
-        samples = pairs(self._results.get(key, []), theirs, lambda got: got.p50 * 1e6)
         title = f"{number}. ({workload}) one of our {HOW[who]}, p50"
-        self.add(title, "us", samples, Goal(times=times, at_most=True), key, f"beside {other}")
+        goal, beside = Goal(times=times, at_most=True), (workload, callers, other)
+        self._add(title, goal, key, beside, lambda got: got.p50 * 1e6, "us", f"beside {other}")
 
     def cpu(self, number: int, key: Key, limit: float) -> None:
         workload, callers, who = key
-        samples = [Sample(got.cpu * 1e6, foreign=got.foreign) for got in self._results.get(key, []) if got.rate]
         title = f"{number}. ({workload}) {spoken(callers, who)}, CPU a request"
-        self.add(title, "us", samples, Goal(limit, at_most=True), key)
+        self._add(title, Goal(limit, at_most=True), key, value=lambda got: got.cpu * 1e6, unit="us")
 
     def fall_off(self, number: int, workload: str, few: int, many: int, who: str, share: float) -> None:
-        key = (workload, many, who)
-        samples = pairs(self._results.get(key, []), self._results.get((workload, few, who), []))
-        self.add(
-            f"{number}. ({workload}) {many} threads", "/s", samples, Goal(times=share), key, f"beside {few} threads"
-        )
+        title, note = f"{number}. ({workload}) {many} threads", f"beside {few} threads"
+        self._add(title, Goal(times=share), (workload, many, who), (workload, few, who), note=note)
 
 
 def judged(results: Results) -> list[Row]:

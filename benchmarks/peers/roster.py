@@ -39,6 +39,8 @@ class Peer:
     connects: bool = False
     """Whether several client processes can share one model."""
     note: str = ""
+    python: str = ""
+    """Its interpreter, if not that of its environment or ours."""
 
     def runs(self, workload: str, processes: int) -> bool:
         return workload not in self.skips and (processes == 1 or self.connects)
@@ -106,7 +108,25 @@ PEERS = (
     Peer("async-batcher", "async_batcher_", "async-batcher", how="tasks"),
     Peer("batched, threads", "batched_threads", "batched", wait=1),
     Peer("batched, tasks", "batched_tasks", "batched", how="tasks", wait=1),
+    Peer(
+        "bare path, threads",
+        "bare",
+        where=PROCESS,
+        skips=("g",),
+        connects=True,
+        note="no library: the least Python that does the work",
+    ),
+    Peer(
+        "bare path, tasks",
+        "bare_tasks",
+        how="tasks",
+        where=PROCESS,
+        skips=("g",),
+        note="the same",
+    ),
     Peer("a lock", "lock", batches=False, note="the model in process, one caller at a time"),
 )
 BY_NAME = {peer.name: peer for peer in PEERS}
 OURS = ("ours, threads", "ours, tasks")
+BARE = ("bare path, threads", "bare path, tasks")
+"""What no library can do much better than."""
