@@ -6,7 +6,8 @@ nobody waits for the reply any more. So whoever dies, what was not answered can 
 in another's request.
 
 Threads: any number call `predict` and `submit`; the link's monitor thread calls the `Events` methods. `_lock` guards
-`_outstanding`, the choice of a worker and `_over`; it is held for a few dictionary operations only.
+`_outstanding`, the choice of a worker and `_over`; it is held for a few dictionary operations only. It is reentrant for
+the sake of a signal handler that calls `stop()` in the middle of them.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Client:
     def __init__(self, shared_memory: int, make_link: Callable[[Client], ClientLink]) -> None:
         self._outstanding: dict[int, Slot] = {}
         self._abandoned: deque[Slot] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ready: list[Peer] = []
         self._counts = [0] * board.MAX_WORKERS  # outstanding requests per worker
         self._over: BatchInferenceError | None = None  # why no request is taken any more
@@ -147,10 +148,11 @@ class Client:
 
     # --- the life of a request ------------------------------------------------------------------------------------
 
-    def fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
-        """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC)."""
+    def fill(self, args: tuple[Any, ...], deadline: float | None, unwanted: threading.Event | None = None) -> Slot:
+        """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC), or until it is
+        `unwanted` and `room.tell` was called."""
         encoded = codec.encode_request(args)
-        slot = self.room.slot(len(encoded)) or self.room.wait_for_slot(len(encoded), deadline)
+        slot = self.room.slot(len(encoded)) or self.room.wait_for_slot(len(encoded), deadline, unwanted)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
@@ -537,9 +539,11 @@ class Client:
                     self._changed.wait(0.005)
         finally:
             self._end(closed)
-            self.link.close()
-            self.arena.close()
-            self._thread_channels.clear()
+            try:
+                self.link.close()
+            finally:
+                self.arena.close()
+                self._thread_channels.clear()
 
     def forget(self) -> None:
         """In a forked child: lets go of everything without a word to the host, which is the parent's."""

@@ -38,7 +38,7 @@ class Submitted(Future[Any]):
 class Futures:
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as the client's
         self._waiting: dict[int, tuple[Slot, Future[Any]]] = {}
         self._deadlines: list[tuple[float, int, Slot, Future[Any]]] = []
         self._counter = itertools.count()

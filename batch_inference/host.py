@@ -42,6 +42,7 @@ class _Unset:
 _UNSET: Any = _Unset()
 Joins = tuple[str, "int | None", "dict[str, str] | None"]
 """A host to join: its address, the payload to start it with again, and the description that it must fit."""
+LOOK_INTERVAL = 0.2  # seconds between looks, while a model loads, at whether a signal handler has called stop()
 LONGEST_TIMEOUT = 1e9  # seconds; more is no limit
 _hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
 
@@ -87,12 +88,13 @@ class ModelHost:
         self._reset()
 
     def _reset(self) -> None:
+        self._given = self._options  # what other processes of the name must fit, whatever configure() changes
         self._client: Client | None = None
         self._loops: Loops | None = None
         self._futures: Futures | None = None
         self._parts: dict[str, Any] = {}  # the two, where the finalizer can reach them
-        self._lock = threading.Lock()
-        self._started = False
+        self._lock = threading.RLock()  # reentrant, as a signal handler may call stop() in the middle of start()
+        self._started = self._starting = False
         self._joins: Joins | None = None  # the host to join after a fork
         self._last: Statistics | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -104,7 +106,7 @@ class ModelHost:
         return self
 
     def __repr__(self) -> str:
-        state = self.statistics().state if self._started else "stopped"
+        state = self.statistics().state if self._client is not None else "not joined yet" if self._joins else "stopped"
         name = f" named {self._options.name!r}" if self._options.name else ""
         if self._model() is type(None):
             return f"<ModelHost that was joined{name}: {state}>"
@@ -124,20 +126,27 @@ class ModelHost:
         Raises:
             ModelLoadError: the model's constructor raised, its process died, or `start_timeout` passed.
             ConfigError: the model cannot be sent to another process, or the platform lacks what that takes.
-            HostClosedError: the host is started already (a RuntimeError).
+            HostClosedError: the host is started already, or a signal handler stopped it (a RuntimeError).
         """
         if in_worker():
             return
         with self._lock:
-            if self._started:
+            if self._started or self._starting:
                 raise HostClosedError("the host is started already: stop() it first, or use it as it is")
             if self._model() is type(None):
                 raise HostClosedError(
                     "this process has joined the host without having its model, and has left it: connect() again, or "
                     "unpickle it again"
                 )
-            self._take_when_ready(self._open())
-            self._started = True
+            self._starting = True
+            try:
+                self._take_when_ready(self._open())
+                self._started = True
+                if not self._starting:
+                    self.stop(drain=False)
+                    raise self._stopped_meanwhile()
+            finally:
+                self._starting = False
 
     def stop(self, drain: bool = True, timeout: float | None = None) -> None:
         """Refuses new requests, answers those that were accepted, and ends the workers. Does nothing when not started.
@@ -148,6 +157,7 @@ class ModelHost:
         HostClosedError.
         """
         with self._lock:
+            self._starting = False  # in a signal handler, in the middle of start(), which then gives up
             if not self._started:
                 return
             self._started = False
@@ -210,14 +220,16 @@ class ModelHost:
         await asyncio.to_thread(self.reload, *args, **kwargs)
 
     def __enter__(self) -> ModelHost:
-        self.start()
+        if not self._joined():
+            self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
     async def __aenter__(self) -> ModelHost:
-        await self.astart()
+        if not self._joined():
+            await self.astart()
         return self
 
     async def __aexit__(
@@ -261,26 +273,26 @@ class ModelHost:
         """
         if named:
             raise by_position("submit", named)
-        client = self._client or self._join_again()
         futures = self._futures
         if futures is None:
-            futures = self._make_futures(client)
+            if self._client is None:
+                self._join_again()
+            futures = self._make_futures()
         return futures.submit(args, self._timeout(timeout))
 
     async def apredict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True, **named: NoReturn) -> Any:
         """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
         if named:
             raise by_position("apredict", named)
-        client = self._client
-        if client is None:
-            if self._joins is not None:
-                import asyncio
-
-                await asyncio.to_thread(self._join_again)
-            client = self._client or self._join_again()
         loops = self._loops
         if loops is None:
-            loops = self._make_loops(client)
+            if self._client is None:
+                if self._joins is not None:
+                    import asyncio
+
+                    await asyncio.to_thread(self._join_again)
+                self._join_again()
+            loops = self._make_loops()
         return await loops.side().predict(args, self._timeout(timeout), block)
 
     def _timeout(self, timeout: float | None) -> float | None:
@@ -336,8 +348,11 @@ class ModelHost:
         return self._client
 
     def statistics(self) -> Statistics:
-        """What the host did since it started, over all processes that use it. After stop(), its last state."""
-        client = self._client
+        """What the host did since it started, over all processes that use it. After stop(), its last state.
+
+        In a forked process looking is using.
+        """
+        client = self._used()
         if client is not None:
             return client.link.statistics()
         import dataclasses
@@ -365,7 +380,8 @@ class ModelHost:
         client, self._client = self._client, None
         self._loops = self._futures = None
         self._parts = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._starting = False
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
@@ -389,11 +405,14 @@ class ModelHost:
                 raise HostClosedError(self._why_closed())
             address, config, description = self._joins
             client = self._new_client(address, None if config is None else os.dup(config), description)
-            self._take_when_ready(client)
+            self._take(client)  # ready or not: requests wait for the model within their own timeouts
             self._joins = None
             if config is not None:
                 os.close(config)
             return client
+
+    def _stopped_meanwhile(self) -> HostClosedError:
+        return HostClosedError("the host was stopped, by a signal handler, while it started: start() it again")
 
     def _why_closed(self) -> str:
         if in_worker():
@@ -457,7 +476,11 @@ class ModelHost:
             return {}
         from batch_inference.description import describe
 
-        return describe(self._model_cls, self._model_obj, args, kwargs, self._options)
+        return describe(self._model_cls, self._model_obj, args, kwargs, self._given)
+
+    def _joined(self) -> bool:
+        """Whether connect() or unpickling has started it already."""
+        return self._started and self._model() is type(None)
 
     def _model(self) -> type:
         """The model's class; NoneType where this process only joined a host."""
@@ -489,33 +512,44 @@ class ModelHost:
         except BaseException:
             client.close(drain=False)
             raise
+        self._take(client)
+
+    def _take(self, client: Client) -> None:
         self._parts = {}
         self._client = client
         self._finalizer = weakref.finalize(self, close, client, self._parts, False)
 
     def _wait_until_ready(self, client: Client) -> None:
         deadline = time.monotonic() + self._options.start_timeout
-        if not client.wait_until_ready(client.link.worker_count, deadline):
+        while not client.wait_until_ready(client.link.worker_count, min(deadline, time.monotonic() + LOOK_INTERVAL)):
+            if not (self._starting or self._started):
+                raise self._stopped_meanwhile()
+            if time.monotonic() < deadline:
+                continue
             raise ModelLoadError(
                 f"the model was not ready within start_timeout={self._options.start_timeout} s: is it very large, does "
                 "it download its weights, or does its constructor wait for something? Raise start_timeout if it needs "
                 "longer"
             )
 
-    def _make_futures(self, client: Client) -> Futures:
+    def _make_futures(self) -> Futures:
         from batch_inference.futures import Futures
 
         with self._lock:
+            if self._client is None:  # another thread has stopped the host
+                raise HostClosedError(self._why_closed())
             if self._futures is None:
-                self._futures = self._parts["futures"] = Futures(client)
+                self._futures = self._parts["futures"] = Futures(self._client)
             return self._futures
 
-    def _make_loops(self, client: Client) -> Loops:
+    def _make_loops(self) -> Loops:
         from batch_inference.loops import Loops
 
         with self._lock:
+            if self._client is None:  # another thread has stopped the host
+                raise HostClosedError(self._why_closed())
             if self._loops is None:
-                self._loops = self._parts["loops"] = Loops(client)
+                self._loops = self._parts["loops"] = Loops(self._client)
             return self._loops
 
 
@@ -582,7 +616,7 @@ def connect(name: str, **options: Any) -> ModelHost:
         name: as given to the host where it was started.
         options: `timeout`, `start_timeout` and `shared_memory` of this process; the others are the host's.
 
-    Returns a started host; stop() it to leave.
+    Returns a started host; stop() it to leave, or use it as ``with connect(name) as host:``.
 
     Raises:
         HostClosedError: nobody serves the name.
@@ -656,7 +690,11 @@ def _rejoin(address: str, options: Options, now: bool = False) -> ModelHost:
     host = _restore(None, None, options, (), {})
     host._joins, host._started = (address, None, None), True
     if now:
-        host._join_again()
+        try:
+            host._wait_until_ready(host._join_again())
+        except BaseException:
+            host.stop(drain=False)
+            raise
     return host
 
 

@@ -10,6 +10,7 @@ elsewhere, and elects another.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import select
@@ -47,6 +48,7 @@ from batch_inference.transport.wire import VERSION
 JOIN_TIMEOUT = 30.0  # seconds for finding or starting a supervisor and its welcome
 DEATH_TIMEOUT = 5.0  # seconds between the end of a supervisor's connection and its own
 ELECTIONS = 5  # in a minute, before a supervisor that keeps dying is given up
+HASTE = 2.0  # seconds for the monitor's end after Ctrl-C
 THREAD_CHANNELS_AT_ONCE = 8
 
 
@@ -158,7 +160,11 @@ class Link:
             self._say({"type": "drain"}, [])
 
     def statistics(self) -> Statistics:
-        return read_board(self.cells, self._supervisor_pid)
+        seen = read_board(self.cells, self._supervisor_pid)
+        if not self._failed:
+            return seen
+        # The board says what it said before the last supervisor died, if that is why.
+        return dataclasses.replace(seen, state="failed", workers=seen.workers if self._connection else ())
 
     def reload(self, changes: payload.Settings, content: bytes) -> None:
         """Has the host change to another model: `content`, and `changes` to the settings that it is started with.
@@ -232,11 +238,17 @@ class Link:
             self._say({"type": "bye"}, [])
         self._end_reload(HostClosedError("the host was stopped while its model was being changed"))
         self._wake_monitor()
+        try:
+            self._join_monitor(JOIN_TIMEOUT)
+        finally:  # Ctrl-C leaves no descriptor open either
+            self._join_monitor(HASTE)
+            self._disconnect()
+            self._relay.close()
+            self._close_descriptors()
+
+    def _join_monitor(self, timeout: float) -> None:
         if self._monitor is not threading.current_thread() and self._monitor.is_alive():
-            self._monitor.join(JOIN_TIMEOUT)
-        self._disconnect()
-        self._relay.close()
-        self._close_descriptors()
+            self._monitor.join(timeout)
 
     def forget(self) -> None:
         """In a forked child: closes what belongs to the parent, which goes on as if nothing had happened."""

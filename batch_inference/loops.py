@@ -8,6 +8,7 @@ what would (copying a large tensor, mapping more memory, waiting for memory) is 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -128,15 +129,27 @@ class LoopSide:
 
     async def _collect_in_helper(self, slot: Slot) -> Any:
         try:
-            collecting = self._collectors.submit(self._client.collect, slot)
+            collecting = self._collectors.submit(self._outcome, slot)
         except RuntimeError:  # the host was stopped meanwhile
-            return self._client.collect(slot)
-        collecting.add_done_callback(lambda done: self._client.abandon(slot) if done.cancelled() else None)
-        return await asyncio.wrap_future(collecting)
+            reply, error = self._outcome(slot)
+        else:
+            collecting.add_done_callback(lambda done: self._client.abandon(slot) if done.cancelled() else None)
+            reply, error = await asyncio.wrap_future(collecting)
+        if error is not None:
+            raise error
+        return reply
+
+    def _outcome(self, slot: Slot) -> tuple[Any, BaseException | None]:
+        """What `collect` returns or raises: not every exception passes through a future as what it is."""
+        try:
+            return self._client.collect(slot), None
+        except BaseException as error:
+            return None, for_future(error)
 
     async def _fill_in_helper(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
+        unwanted = threading.Event()
         try:
-            filling = self._fillers.submit(self._client.fill, args, deadline)
+            filling = self._fillers.submit(self._client.fill, args, deadline, unwanted)
         except RuntimeError:
             raise HostClosedError("the host was stopped: start() it again to send more requests") from None
         filled = asyncio.wrap_future(filling)
@@ -146,9 +159,11 @@ class LoopSide:
                 if not filled.done():
                     raise self._client.room.no_room()
             return await filled
-        except (asyncio.CancelledError, RequestTimeoutError):
+        except (asyncio.CancelledError, GeneratorExit, RequestTimeoutError):
             filled.cancel()
             filling.add_done_callback(self._release_filled)  # it may succeed yet
+            unwanted.set()  # else the helper would wait on, and the end of the process for the helper
+            self._client.room.tell()
             raise
 
     def _release_filled(self, filling: Future[Slot]) -> None:
@@ -198,10 +213,8 @@ class LoopSide:
         for slot, done in ready:
             try:
                 reply = client.collect_left(slot)
-            except StopIteration as error:  # which a future cannot hold
-                done.set_exception(RuntimeError(f"the model raised StopIteration: {error}"))
             except Exception as error:
-                done.set_exception(error)
+                done.set_exception(for_future(error))
             else:
                 done.set_result(reply)
 
@@ -210,6 +223,13 @@ class LoopSide:
             error = self._client.timed_out(slot)
             self._client.abandon(slot)
             done.set_exception(error)
+
+
+def for_future(error: BaseException) -> BaseException:
+    """`error`, or what stands for it where a future or a coroutine cannot hold it."""
+    if isinstance(error, StopIteration):
+        return RuntimeError(f"the model raised StopIteration: {error}")
+    return error
 
 
 _TO_BE_COLLECTED = object()  # in place of a reply whose copying would hold up the loop

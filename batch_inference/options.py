@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -204,8 +205,17 @@ def visible_device(device: Device, visible: str | None) -> str:
 
 
 def in_worker() -> bool:
-    """True in a worker process of this library, where a module may be imported that starts a host at its top level."""
-    return os.environ.get(WORKER_VARIABLE) == str(os.getpid())
+    """True in a worker process of this library, where a module may be imported that starts a host at its top level; and
+    in those that the model starts with multiprocessing, which import it as well."""
+    worker, here = os.environ.get(WORKER_VARIABLE), str(os.getpid())
+    if worker is None or worker == here:
+        return worker is not None
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing else None
+    if parent is None or str(parent.pid) != worker:
+        return False
+    os.environ[WORKER_VARIABLE] = here  # for its own children
+    return True
 
 
 WORKER_VARIABLE = "BATCH_INFERENCE_WORKER_PID"

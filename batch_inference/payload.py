@@ -140,6 +140,10 @@ def dump(recipe: Recipe) -> bytes:
 def _pickled(recipe: Recipe) -> bytes:
     import cloudpickle
 
+    from batch_inference import by_value
+
+    by_value.prepare()
+
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """cloudpickle, which says "<dynamic-code>" where it was written, with the file: tracebacks then show lines."""
 

@@ -77,8 +77,9 @@ class Room:
             order = self._orders[size] = order_of(self._slot_size(size))
         return self.arena.pop(order) or self.arena.acquire(self._slot_size(size), grow=grow)
 
-    def wait_for_slot(self, size: int, deadline: float | None) -> Slot:
-        """The same, waiting for room until `deadline` (CLOCK_MONOTONIC); RequestTimeoutError then."""
+    def wait_for_slot(self, size: int, deadline: float | None, unwanted: threading.Event | None = None) -> Slot:
+        """The same, waiting for room until `deadline` (CLOCK_MONOTONIC), or until nobody wants it any more;
+        RequestTimeoutError then."""
         ticket, slot_size = object(), self._slot_size(size)
         with self._changed:
             self.waiting.append(ticket)
@@ -94,7 +95,7 @@ class Room:
                             self.admitted.add(slot.key)  # it counts before anybody else is let through
                             return slot
                     remaining = None if deadline is None else deadline - time.monotonic()
-                    if remaining is not None and remaining <= 0:
+                    if remaining is not None and remaining <= 0 or unwanted is not None and unwanted.is_set():
                         raise self.no_room()
                     pause = SWEEP_INTERVAL if self._given_up or crowded else None
                     self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from batch_inference import tensors
+from batch_inference import by_value, tensors
 from batch_inference.errors import BatchInferenceError, ModelError, RemoteTraceback, TransportError
 from batch_inference.transport.wire import align
 
@@ -337,7 +337,8 @@ def _pickled(value: Any) -> Encoded:
         data = stream.getvalue()
     except Exception:
         data = b""  # cloudpickle may still know how; if not, its error is the better one
-    if not data or b"__main__" in data:
+    if not data or any(name in data for name in by_value.SCRIPT_NAMES):
+        by_value.prepare()
         buffers.clear()
         stream = io.BytesIO()
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -372,6 +373,7 @@ def encode_error(error: BaseException) -> Encoded:
     pickled = None
     if isinstance(error, Exception):  # others, such as CancelledError, would mean something else where they are raised
         try:
+            by_value.prepare()
             pickled = cloudpickle.dumps(error)
             if type(pickle.loads(pickled)) is not type(error):
                 pickled = None

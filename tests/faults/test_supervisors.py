@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from batch_inference import ModelHost
+from batch_inference import ModelHost, WorkerDiedError
+from batch_inference.link import ELECTIONS
 from batch_inference.testing import wait_until
 from batch_inference.transport import handshake
 from tests.faults import table
@@ -127,3 +128,21 @@ def test_callers_are_answered_whatever_happens_to_the_supervisor(
 ) -> None:
     assert table.SUPERVISOR[place][fault] == table.ANSWERED
     SCENES[place](tmp_path, fault, monkeypatch)
+
+
+def test_a_host_whose_supervisor_is_killed_over_and_over_gives_up_and_says_so_everywhere() -> None:
+    with ModelHost(Struck, batcher=Strikes())() as host:
+        for _ in range(ELECTIONS):
+            assert host.predict(Item(1), timeout=PATIENCE) == 2
+            kill(supervisor_pid(host))
+        assert host.predict(Item(1), timeout=PATIENCE) == 2
+        assert host.healthy
+        kill(supervisor_pid(host))
+        with pytest.raises(WorkerDiedError, match="stop.. and start.. the host"):
+            host.predict(Item(1), timeout=PATIENCE)
+        seen = host.statistics()
+        assert (seen.state, seen.workers, host.ready, host.healthy) == ("failed", (), False, False)
+        assert ": failed," in repr(host)
+        host.stop()
+        host.start()
+        assert host.predict(Item(2), timeout=PATIENCE) == 4

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import ModelHost, RequestTimeoutError, RequestTooLargeError
+from batch_inference import HostClosedError, ModelHost, RequestTimeoutError, RequestTooLargeError
 from batch_inference.testing import wait_until
 from tests.process.conftest import environment
 from tests.process.models import Blocks, Doubles, Sleeps
@@ -431,3 +431,23 @@ def test_ctrl_c_while_waiting_leaves_no_wrong_answer_and_does_not_reach_the_work
         application.kill()
         application.wait()
     assert (out, err, application.returncode) == ("interrupted\n0\n", "", 0)
+
+
+@pytest.mark.parametrize("way", ["submit", "apredict"])
+def test_a_first_call_that_stop_overtakes_is_refused_and_the_next_start_knows_nothing_of_it(way: str) -> None:
+    def call(number: int) -> Any:
+        if way == "submit":
+            return host.submit(request(number)).result(20)
+        return asyncio.run(host.apredict(request(number), timeout=20))
+
+    host = ModelHost(Doubles)()
+    make = "_make_futures" if way == "submit" else "_make_loops"
+    for _ in range(2):
+        host.start()
+        original = getattr(host, make)
+        setattr(host, make, lambda original=original: (host.stop(), original())[1])  # another thread's, just before
+        with pytest.raises(HostClosedError, match="not started"):
+            call(1)
+        delattr(host, make)
+    with host:
+        check(call(2), 2)

@@ -14,11 +14,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batch_inference import HostClosedError, ModelHost
+from batch_inference import HostClosedError, ModelHost, RequestTimeoutError
 from batch_inference.testing import Doubles, alive, wait_until
 from tests.process.load import Load, kill, supervisor_pid, value, worker_pid
 from tests.process.models import WhoAmI
@@ -327,3 +328,38 @@ def test_a_child_whose_first_connection_fails_may_try_again(host: ModelHost) -> 
     finally:
         kill(supervisor, signal.SIGCONT)
     assert all_ways(host, 3) == expected(3)
+
+
+class LoadsBehindGate(Doubles):
+    """Loads at once the first time, and from then on only while there is a gate."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        gate = os.path.join(folder, "gate")
+        if os.path.exists(os.path.join(folder, "loaded")):
+            wait_until(lambda: os.path.exists(gate), 60)
+        open(os.path.join(folder, "loaded"), "w").close()
+
+
+def test_timeouts_hold_in_a_child_whose_first_use_comes_while_the_model_loads_again(tmp_path: Path) -> None:
+    def child() -> list[float]:
+        found = []
+        for call in (
+            lambda: host.predict(value(1), timeout=0.2),
+            lambda: host.submit(value(1), timeout=0.2).result(),
+            lambda: asyncio.run(host.apredict(value(1), timeout=0.2)),
+        ):
+            started = time.monotonic()
+            with pytest.raises(RequestTimeoutError):
+                call()
+            found.append(time.monotonic() - started)
+        assert not host.ready and host.healthy
+        future = host.submit(value(3))
+        (tmp_path / "gate").touch()
+        assert future.result(30).tolist() == [[6]]
+        return found
+
+    with ModelHost(LoadsBehindGate, start_timeout=90)(str(tmp_path)) as host:
+        kill(worker_pid(host))
+        wait_until(lambda: not host.ready, 10)
+        assert max(Child(child).result(60)) < 10

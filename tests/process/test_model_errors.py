@@ -1,6 +1,7 @@
 """What callers see when the model raises."""
 
 import asyncio
+import concurrent.futures
 import pickle
 import threading
 import traceback
@@ -257,3 +258,27 @@ def test_a_reply_that_cannot_be_sent_is_an_error_of_its_caller_alone() -> None:
             host.predict("lock")
         assert host.predict("text") == "text"
         assert host.statistics().failed == 1
+
+
+class RaisesFirst:
+    """Raises an exception of a type with a message too long for a slot."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self.kind = kind
+
+    def predict_batch(self, x: Any) -> Any:
+        raise self.kind("first" + "x" * HUGE)
+
+
+@pytest.mark.parametrize(
+    "kind", [StopIteration, concurrent.futures.CancelledError, concurrent.futures.InvalidStateError]
+)
+def test_what_no_future_can_hold_reaches_a_task_also_when_its_text_does_not_fit_the_slot(kind: type[Exception]) -> None:
+    async def call() -> None:
+        await asyncio.wait_for(host.apredict(request(1), timeout=20), 25)
+
+    with ModelHost(RaisesFirst)(kind) as host:
+        for _ in range(3):
+            with pytest.raises(RuntimeError if kind is StopIteration else kind, match="first"):
+                asyncio.run(call())
+        all_slots_are_back(host)

@@ -1,5 +1,6 @@
 """Named hosts: several processes share one model."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -178,6 +179,30 @@ def test_a_host_whose_limits_were_changed_takes_the_forked_and_the_new_process_a
         assert Child(lambda: host.predict(np.ones((1, 1)), timeout=20).tolist()).result() == [[2]]
         with ModelHost(Doubles, name="shared", max_batch_size=8)() as other:
             check(other.predict(request(1)), 1)
+            host.stop()
+            host.start()  # joins the other's
+        check(host.predict(request(2)), 2)
+
+
+def test_a_host_whose_limits_were_changed_is_reloaded_to_what_others_start_it_with() -> None:
+    with ModelHost(Affine, name="shared", max_batch_size=8)(2.0) as host:
+        host.configure(max_batch_size=4)
+        host.reload(3.0)
+        with ModelHost(Affine, name="shared", max_batch_size=8)(3.0) as other:
+            assert other.predict(np.ones((1, 1))).tolist() == [[3]]
+
+
+def test_a_host_that_was_joined_is_left_at_the_end_of_a_with() -> None:
+    async def joined_by_a_task() -> None:
+        async with connect("shared") as joined:
+            check(await joined.apredict(request(3)), 3)
+
+    with ModelHost(Doubles, name="shared")() as host:
+        with connect("shared") as joined:
+            check(joined.predict(request(1)), 1)
+        with pytest.raises(HostClosedError):
+            joined.predict(request(1))
+        asyncio.run(joined_by_a_task())
         check(host.predict(request(2)), 2)
 
 

@@ -182,6 +182,24 @@ def test_a_waiting_caller_that_gives_up_makes_way_for_the_next(gate: Gate) -> No
     assert gate.batches() == [[0], [2]]
 
 
+def test_a_task_that_gives_up_waiting_for_room_keeps_no_helper(gate: Gate) -> None:
+    async def give_up() -> None:
+        waiting = asyncio.create_task(host.apredict(request(7)))
+        await asyncio.to_thread(waits_for_room, host, 1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await asyncio.to_thread(waits_for_room, host, 0)
+
+    with ModelHost(Gated, max_pending=1)(str(gate.folder)) as host:
+        first = gate.block(host)
+        for _ in range(6):
+            asyncio.run(give_up())
+        gate.open()
+        check(first[0].result(20), 0)
+        check(host.predict(request(8)), 8)
+        all_slots_are_back(host)
+
+
 def test_what_other_processes_have_pending_counts_too(gate: Gate, runtime_directory: str) -> None:
     with ModelHost(Gated, max_pending=4, name="shared")(gate.folder) as host, ThreadPoolExecutor(1) as pool:
         caller = Caller(1, 2, 3)
@@ -544,6 +562,26 @@ def test_a_signal_to_an_application_under_load_ends_its_workers(how: str, way: s
     if code == 0:  # it had the chance to stop(): every caller got its answer or was refused
         assert out == "0 8\n"
         assert len((gate.folder / "closed").read_text().split()) == 2
+
+
+def test_ctrl_c_while_stop_waits_for_the_end_of_the_workers_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    join, interrupts = Link._join_monitor, [KeyboardInterrupt()]
+
+    def interrupted(link: Link, timeout: float) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        join(link, timeout)
+
+    monkeypatch.setattr(Link, "_join_monitor", interrupted)
+    host = ModelHost(Doubles)()
+    host.start()
+    check(host.predict(request(1)), 1)
+    with pytest.raises(KeyboardInterrupt):
+        host.stop()
+    with host:
+        check(host.predict(request(2)), 2)
 
 
 DRAINING = """

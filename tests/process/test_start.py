@@ -211,3 +211,124 @@ def test_an_application_without_standard_descriptors_can_host_a_model(closed: st
     command = f"exec '{sys.executable}' '{tmp_path}/script.py' '{tmp_path}/done' {closed}"
     subprocess.run(["bash", "-c", command], env=environment(), timeout=60, check=True)
     assert (tmp_path / "done").exists()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from batch_inference import HostClosedError, ModelHost
+from batch_inference.testing import wait_until
+
+class Hangs:
+    def __init__(self, started):
+        open(started, "w").close()
+        threading.Event().wait()
+    def predict_batch(self, x): return x
+
+class Doubles:
+    def predict_batch(self, x): return x * 2
+
+def handle(number, frame):
+    host.stop()
+    host.stop()
+    print("stopped", flush=True)
+    if how == "exits":
+        sys.exit(7)
+
+def interrupt():
+    wait_until(lambda: os.path.exists("started"), 30)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    signal.signal(signal.SIGTERM, handle)
+    host = ModelHost(Hangs)("started")
+    threading.Thread(target=interrupt).start()
+    try:
+        host.start()
+    except HostClosedError as error:
+        print(error, flush=True)
+    print(host, flush=True)
+    other = ModelHost(Doubles)()
+    with other:
+        print(other.predict(2), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("exits", 7)])
+def test_stop_in_a_signal_handler_ends_a_start_that_it_interrupts(how: str, code: int, run_script) -> None:
+    done = run_script(INTERRUPTED, how, code=code)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "stopped" and not done.stderr
+    if how == "returns":
+        assert "stopped, by a signal handler" in lines[1] and ": stopped," in lines[2] and len(lines) == 4
+
+
+# --- processes that a worker starts -----------------------------------------------------------------------------------
+
+STARTS_AT_ITS_TOP = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+import numpy as np
+from batch_inference import ModelHost
+
+def started(depth):
+    if depth == 0:
+        return [host.ready]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return [host.ready, *pool.submit(started, depth - 1).result()]
+
+class Starts:
+    def __init__(self):
+        self.seen = started(2)
+    def predict_batch(self, x):
+        return [self.seen] * len(x)
+
+host = ModelHost(Starts)()
+host.start()
+"""
+
+
+def test_a_module_that_starts_a_host_does_not_start_another_in_what_its_model_spawns(run_script, tmp_path) -> None:
+    (tmp_path / "app.py").write_text(STARTS_AT_ITS_TOP)
+    done = run_script("import app, numpy as np\nprint(app.host.predict(np.ones((1, 1))))\napp.host.stop()\n")
+    assert done.stdout == "[[False, False, False]]\n"
+
+
+SPAWNED = """
+import multiprocessing, sys
+import numpy as np
+from batch_inference import ModelHost
+from batch_inference.batcher import ListBatcher
+
+class Wrapped:
+    def __init__(self, number): self.number = number
+
+class Own(Exception): pass
+
+class Model:
+    def predict_batch(self, items):
+        if items[0] is None: raise Own("none")
+        return [Wrapped(2 * item.number) for item in items]
+
+def child():
+    with ModelHost(Model, ListBatcher())() as host:
+        answer = host.predict(Wrapped(21))
+        assert type(answer) is Wrapped, type(answer)
+        try:
+            host.predict(None)
+        except Own as error:
+            print(answer.number, error, flush=True)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_classes_of_a_script_travel_also_from_its_multiprocessing_children(method: str, run_script) -> None:
+    assert run_script(SPAWNED, method).stdout == "42 none\n"

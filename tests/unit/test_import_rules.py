@@ -33,11 +33,12 @@ ALLOWED = {
     "tensors": "buffers errors",
     # three that do not know each other: policy above, and
     "batcher": "buffers errors tensors",
-    "transport": "errors tensors",
+    "by_value": "",
+    "transport": "by_value errors tensors",
     # what goes along to the other processes
     "options": "errors policy",
     "description": "options",
-    "payload": "errors options",
+    "payload": "by_value errors options",
     "logs": "transport",
     # the supervisor process
     "crew": "transport watching",
