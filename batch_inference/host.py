@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError
-from batch_inference.options import CLIENT_OPTIONS, Options, check_seconds, in_worker, worker_environment
+from batch_inference.options import CLIENT_OPTIONS, LONGEST, Options, check_seconds, in_worker, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,6 @@ class _Unset:
 _UNSET: Any = _Unset()
 Joins = tuple[str, "int | None", "dict[str, str] | None"]
 """A host to join: its address, the payload to start it with again, and the description that it must fit."""
-LONGEST_TIMEOUT = 1e9  # seconds; more is no limit
 _hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
 
 
@@ -288,7 +287,7 @@ class ModelHost:
             return self._options.timeout
         if timeout is not None:
             check_seconds("timeout", timeout)
-            if timeout > LONGEST_TIMEOUT:
+            if timeout > LONGEST:
                 return None
         return timeout
 
@@ -307,7 +306,7 @@ class ModelHost:
             changes["max_delay"] = max_delay
         client = self._client or self._join_again()
         self._options = self._options.replace(**changes)
-        client.link.configure(changes)
+        client.link.configure({name: getattr(self._options, name) for name in changes})  # as they were taken
 
     @property
     def ready(self) -> bool:

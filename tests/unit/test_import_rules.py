@@ -35,7 +35,7 @@ ALLOWED = {
     "batcher": "buffers errors tensors",
     "transport": "errors tensors",
     # what goes along to the other processes
-    "options": "errors policy",
+    "options": "board errors policy",
     "description": "options",
     "payload": "errors options",
     "logs": "transport",
