@@ -252,7 +252,8 @@ class ModelHost:
     def submit(self, *args: Any, timeout: float | None = _UNSET, **named: NoReturn) -> Future[Any]:
         """Sends one request; the future holds its result or its error. Never blocks.
 
-        Callbacks of the future run in a thread that completes all futures of the host: they should be short.
+        Callbacks of the future run in a thread that completes all futures of the host: they should be short. What one
+        of them raises is logged, sys.exit() too.
 
         Raises:
             OverloadedError: `max_pending` requests are pending, or the shared memory is full.

@@ -400,5 +400,5 @@ def decode_error(memory: Memory, offset: int, length: int) -> BaseException:
             f"traceback:\n{text}"
         )
     if not (isinstance(error, BatchInferenceError) and error.__cause__ is not None):
-        error.__cause__ = RemoteTraceback(text)
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))  # also where the class forbids it
     return error
