@@ -27,8 +27,16 @@ def test_what_is_no_duration_is_refused_at_once(shared_host: ModelHost, timeout:
 
 
 def test_a_timeout_of_nothing_has_passed(shared_host: ModelHost) -> None:
-    with pytest.raises(RequestTimeoutError):
-        shared_host.predict(request(1), timeout=0)
+    def submit(x: Any, timeout: float) -> Any:
+        return shared_host.submit(x, timeout=timeout).result(30)
+
+    def apredict(x: Any, timeout: float) -> Any:
+        return asyncio.run(shared_host.apredict(x, timeout=timeout))
+
+    for predict in (shared_host.predict, submit, apredict):
+        with pytest.raises(RequestTimeoutError, match="0 seconds leave no time for an answer") as caught:
+            predict(request(1), timeout=0)
+        assert "more arrives than" not in str(caught.value)
     check(shared_host.predict(request(2)), 2)
 
 
