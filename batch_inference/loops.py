@@ -51,6 +51,7 @@ class Loops:
             side.close()
         self._sides.clear()
         self._latest = None
+        self._client.room.unsent = lambda: 0  # and holds us no longer
         self._fillers.shutdown(wait=False)
         self._collectors.shutdown(wait=False)
 
