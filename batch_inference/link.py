@@ -553,7 +553,9 @@ def failure(message: Message) -> BatchInferenceError:
             error = ModelLoadError(f"loading the model in its worker process raised {raised}")
             error.__cause__ = RemoteTraceback(message["traceback"])
         return error
+    most = message["restarts"]
+    allowed = f"{most} restart{'s' * (most != 1)} within a minute" if most else "no restart"
     return WorkerDiedError(
-        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts allows: "
-        f"the host has given up. Mend the cause, then stop() and start() the host{output}"
+        f"{message['what']}, and max_restarts={most} allows {allowed}: the host has given up. Mend the cause, then "
+        f"stop() and start() the host{output}"
     )

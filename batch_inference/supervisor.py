@@ -472,16 +472,23 @@ class Supervisor:
             self._give_up(worker, f"{who} {how}")
             return
         self._restarts.died((worker.index, worker.incarnation), time.monotonic(), self._served())
-        delay = restart_delay(worker.failures)
-        self._warn(f"{who} {how}; it is started again")
+        delay, what = restart_delay(worker.failures), f"{who} {how}"
         if self._too_many_restarts():
-            self.after(max(delay, VERDICT_TIMEOUT), lambda: self._restart(worker, f"{who} {how}"))
+            self.after(max(delay, VERDICT_TIMEOUT), lambda: self._after_verdict(worker, what))
         else:
-            self.after(delay, lambda: self._restart(worker, f"{who} {how}"))
+            self._warn(f"{what}; it is started again")
+            self.after(delay, lambda: self._restart(worker, what))
 
     def _warn(self, text: str) -> None:
         """A record in the application's log."""
         self._tell_application({"type": "log", "record": {"name": "batch_inference", "msg": text} | WARNING})
+
+    def _after_verdict(self, worker: Worker, what: str) -> None:
+        """A death was one too many, unless clients have convicted a request of it meanwhile."""
+        again = not self._too_many_restarts()
+        if not self._stopping and not worker.retires:
+            self._warn(f"{what}; {'it is started again' if again else 'the host gives up, see max_restarts'}")
+        self._restart(worker, what)
 
     def _restart(self, worker: Worker, what: str) -> None:
         if self._stopping or worker.retires:
