@@ -409,6 +409,7 @@ class ModelHost:
         """A client with the worker starting up."""
         from batch_inference import payload
         from batch_inference.transport import handshake
+        from batch_inference.transport.scarce import explained
 
         options, recipe = self._options, self._recipe(self._args, self._kwargs)
         if not options.worker_count:
@@ -431,7 +432,9 @@ class ModelHost:
             "linger": options.linger if options.name else 0.0,
             "description": description,
         }
-        config = payload.pack(settings, payload.dump(recipe))
+        content = payload.dump(recipe)
+        with explained():
+            config = payload.pack(settings, content)
         return self._new_client(address, config, description)
 
     def _recipe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
@@ -466,13 +469,15 @@ class ModelHost:
     def _new_client(self, address: str, config: int | None, description: dict[str, str] | None) -> Client:
         from batch_inference.client import Client
         from batch_inference.link import Link
+        from batch_inference.transport.scarce import explained
 
         def make_link(events: Client) -> Link:
             link = Link(address, config, description, events)
             link.open()
             return link
 
-        return Client(shared_memory(self._options), make_link)
+        with explained():
+            return Client(shared_memory(self._options), make_link)
 
     def _new_local_client(self, recipe: Any) -> Client:
         from batch_inference.client import Client

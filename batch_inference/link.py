@@ -41,6 +41,7 @@ from batch_inference.transport.channel import (
     WaitChannel,
 )
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
+from batch_inference.transport.scarce import explained
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import VERSION
 
@@ -300,6 +301,11 @@ class Link:
             connection.close()
             raise
         message, fds = received
+        if message["type"] == "unable":
+            connection.close()
+            if launched is not None:
+                launched.wait()  # it has said its last words
+            raise TransportError(f"the supervisor process cannot start: {message['why']}")
         if message["type"] == "refused":
             connection.close()
             raise ConfigError(f"the host that serves this name will not take us: {message['why']}")
@@ -359,7 +365,8 @@ class Link:
     def _say(self, message: Message, fds: list[int]) -> None:
         if self._connection is not None:
             try:
-                self._connection.send(message, fds)
+                with explained():
+                    self._connection.send(message, fds)
             except ConnectionLostError:
                 return  # the monitor will see the death, and say it again to the next supervisor
             if self._connection.unsent:
@@ -369,9 +376,10 @@ class Link:
 
     def _run(self) -> None:
         try:
-            while self._connection is not None:
-                self._watch()
-                self._reconnect_if_lost()
+            with explained():
+                while self._connection is not None:
+                    self._watch()
+                    self._reconnect_if_lost()
         except BatchInferenceError as error:
             self._fail(error)
         except Exception as error:  # whatever it is, nobody may wait for ever
@@ -426,6 +434,8 @@ class Link:
                 self._worker_gone(death_of(message))
             elif message["type"] == "failed":
                 self._fail(failure(message))
+            elif message["type"] == "dropped":
+                self._fail(TransportError(f"the supervisor of the host has dropped this process: {message['why']}"))
             elif message["type"] == "retiring":
                 self._workers_retire(message["workers"], fds[0])
             elif message["type"] == "reloaded":
@@ -543,6 +553,8 @@ def failure(message: Message) -> BatchInferenceError:
     """The error that a supervisor's last words amount to."""
     output = f"\nThe last it printed:\n{message['output']}" if message["output"].strip() else ""
     error: BatchInferenceError
+    if message["unstarted"]:
+        return ModelLoadError(f"a worker process cannot be started: {message['unstarted']}")
     if message["loading"]:
         how = "raised an exception" if message["traceback"] else f"did not survive: {message['what']}"
         error = ModelLoadError(

@@ -52,7 +52,8 @@ class Options:
     max_delay: float | None = None
     """A ceiling on the wait of the oldest request for a fuller batch; None lets the policy decide, 0 runs at once."""
     max_pending: int = 10_000
-    """The most requests that may be waiting or running, over all client processes (see OverloadedError)."""
+    """The most requests that may be waiting or running, over all client processes (see OverloadedError). Threads that
+    send at the same moment, and processes that do, may exceed it by a few each."""
     policy: Policy | None = None
     """When to cut a batch; None is `policy.Returning()`, which learns it."""
     isolate_errors: bool = True
