@@ -169,7 +169,7 @@ class Client:
         self.sweep()
         slot = self.room.slot(len(encoded))
         if slot is None:
-            raise self.room.overloaded()
+            raise self.room.overloaded(len(encoded))
         return self._write(slot, encoded)
 
     def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
@@ -311,7 +311,12 @@ class Client:
 
     def timed_out(self, slot: Slot) -> RequestTimeoutError:
         words, age = slot.segment.words, (time.monotonic_ns() - slot.arrived) / 1e9
-        if slot.worker is None:
+        if 0 < slot.deadline <= slot.arrived:
+            where = (
+                "its timeout had passed before it was sent: 0 seconds leave no time for an answer, and what waits for "
+                "room until its timeout has none left"
+            )
+        elif slot.worker is None:
             where = "no worker was ready to take it: the model is loading, or its worker is being restarted"
             if slot.deaths:
                 where += f" because it died while it ran this request: {slot.deaths[-1].death.cause}"

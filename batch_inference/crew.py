@@ -49,6 +49,7 @@ class Worker:
         self.batches_at_start = 0
         self.failures = 0  # deaths since the last served batch
         self.failure: str | None = None  # traceback of a load that failed
+        self.unstarted: str | None = None  # why there is no process, where one could not be started
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def __str__(self) -> str:

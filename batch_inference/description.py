@@ -72,7 +72,7 @@ def words(value: Any, opened: int = 0) -> str:
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(words(item, opened) for item in value))}}}"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{words(key)}: {words(item, opened)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(sorted(f'{words(key)}: {words(item, opened)}' for key, item in value.items()))}}}"
     if isinstance(value, os.PathLike):
         return repr(os.fspath(value))
     if isinstance(value, enum.Enum):

@@ -1,15 +1,18 @@
 """Futures for `submit`: a thread of the client's, started with the first, completes them as their slots are answered.
 
 Callbacks of a future run in that thread, and nothing else waits for it: one that blocks holds up other futures only.
+One that would end the thread, as sys.exit() does, is logged.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -33,6 +36,28 @@ class Submitted(Future[Any]):
         if cancelled and (owner := self._owner()) is not None:
             owner.cancelled(self._key)
         return cancelled
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        def call(future: Future[Any]) -> None:
+            try:
+                fn(future)
+            except Exception:
+                raise  # Future logs it
+            except BaseException as error:
+                if not self._completed_here():
+                    raise  # to the caller's own code, which cancelled the future or came when it was done
+                logging.getLogger("batch_inference").exception(
+                    "a callback of a submitted future raised %s, which would have ended the thread that completes all "
+                    "futures of the host, so it went no further: to end the application, have the callback tell its "
+                    "main thread, by an event or a signal",
+                    type(error).__name__,
+                )
+
+        super().add_done_callback(call)
+
+    def _completed_here(self) -> bool:
+        owner = self._owner()
+        return owner is not None and owner.completes_here
 
 
 class Futures:
@@ -71,12 +96,17 @@ class Futures:
             self._channel.wake(slot.key)  # the thread sleeps until a later deadline
         return future
 
+    @property
+    def completes_here(self) -> bool:
+        """Whether this is the thread that completes futures."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         with self._lock:
             self._closing, thread = True, self._thread
         if thread is not None:
             self._channel.wake(0)
-            if thread is not threading.current_thread():
+            if not self.completes_here:
                 thread.join()
 
     def _run(self) -> None:

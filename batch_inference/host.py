@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError
-from batch_inference.options import CLIENT_OPTIONS, Options, check_seconds, in_worker, worker_environment
+from batch_inference.options import CLIENT_OPTIONS, LONGEST, Options, check_seconds, in_worker, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,6 @@ _UNSET: Any = _Unset()
 Joins = tuple[str, "int | None", "dict[str, str] | None"]
 """A host to join: its address, the payload to start it with again, and the description that it must fit."""
 LOOK_INTERVAL = 0.2  # seconds between looks, while a model loads, at whether a signal handler has called stop()
-LONGEST_TIMEOUT = 1e9  # seconds; more is no limit
 _hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
 
 
@@ -265,7 +264,8 @@ class ModelHost:
     def submit(self, *args: Any, timeout: float | None = _UNSET, **named: NoReturn) -> Future[Any]:
         """Sends one request; the future holds its result or its error. Never blocks.
 
-        Callbacks of the future run in a thread that completes all futures of the host: they should be short.
+        Callbacks of the future run in a thread that completes all futures of the host: they should be short. What one
+        of them raises is logged, sys.exit() too.
 
         Raises:
             OverloadedError: `max_pending` requests are pending, or the shared memory is full.
@@ -300,7 +300,7 @@ class ModelHost:
             return self._options.timeout
         if timeout is not None:
             check_seconds("timeout", timeout)
-            if timeout > LONGEST_TIMEOUT:
+            if timeout > LONGEST:
                 return None
         return timeout
 
@@ -319,7 +319,7 @@ class ModelHost:
             changes["max_delay"] = max_delay
         client = self._client or self._join_again()
         self._options = self._options.replace(**changes)
-        client.link.configure(changes)
+        client.link.configure({name: getattr(self._options, name) for name in changes})  # as they were taken
 
     @property
     def ready(self) -> bool:
@@ -428,6 +428,7 @@ class ModelHost:
         """A client with the worker starting up."""
         from batch_inference import payload
         from batch_inference.transport import handshake
+        from batch_inference.transport.scarce import explained
 
         options, recipe = self._options, self._recipe(self._args, self._kwargs)
         if not options.worker_count:
@@ -450,7 +451,9 @@ class ModelHost:
             "linger": options.linger if options.name else 0.0,
             "description": description,
         }
-        config = payload.pack(settings, payload.dump(recipe))
+        content = payload.dump(recipe)
+        with explained():
+            config = payload.pack(settings, content)
         return self._new_client(address, config, description)
 
     def _recipe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
@@ -489,13 +492,15 @@ class ModelHost:
     def _new_client(self, address: str, config: int | None, description: dict[str, str] | None) -> Client:
         from batch_inference.client import Client
         from batch_inference.link import Link
+        from batch_inference.transport.scarce import explained
 
         def make_link(events: Client) -> Link:
             link = Link(address, config, description, events)
             link.open()
             return link
 
-        return Client(shared_memory(self._options), make_link)
+        with explained():
+            return Client(shared_memory(self._options), make_link)
 
     def _new_local_client(self, recipe: Any) -> Client:
         from batch_inference.client import Client

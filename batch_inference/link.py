@@ -42,6 +42,7 @@ from batch_inference.transport.channel import (
     WaitChannel,
 )
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
+from batch_inference.transport.scarce import explained
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import VERSION
 
@@ -312,6 +313,11 @@ class Link:
             connection.close()
             raise
         message, fds = received
+        if message["type"] == "unable":
+            connection.close()
+            if launched is not None:
+                launched.wait()  # it has said its last words
+            raise TransportError(f"the supervisor process cannot start: {message['why']}")
         if message["type"] == "refused":
             connection.close()
             raise ConfigError(f"the host that serves this name will not take us: {message['why']}")
@@ -371,7 +377,8 @@ class Link:
     def _say(self, message: Message, fds: list[int]) -> None:
         if self._connection is not None:
             try:
-                self._connection.send(message, fds)
+                with explained():
+                    self._connection.send(message, fds)
             except ConnectionLostError:
                 return  # the monitor will see the death, and say it again to the next supervisor
             if self._connection.unsent:
@@ -381,9 +388,10 @@ class Link:
 
     def _run(self) -> None:
         try:
-            while self._connection is not None:
-                self._watch()
-                self._reconnect_if_lost()
+            with explained():
+                while self._connection is not None:
+                    self._watch()
+                    self._reconnect_if_lost()
         except BatchInferenceError as error:
             self._fail(error)
         except Exception as error:  # whatever it is, nobody may wait for ever
@@ -438,6 +446,8 @@ class Link:
                 self._worker_gone(death_of(message))
             elif message["type"] == "failed":
                 self._fail(failure(message))
+            elif message["type"] == "dropped":
+                self._fail(TransportError(f"the supervisor of the host has dropped this process: {message['why']}"))
             elif message["type"] == "retiring":
                 self._workers_retire(message["workers"], fds[0])
             elif message["type"] == "reloaded":
@@ -555,6 +565,8 @@ def failure(message: Message) -> BatchInferenceError:
     """The error that a supervisor's last words amount to."""
     output = f"\nThe last it printed:\n{message['output']}" if message["output"].strip() else ""
     error: BatchInferenceError
+    if message["unstarted"]:
+        return ModelLoadError(f"a worker process cannot be started: {message['unstarted']}")
     if message["loading"]:
         how = "raised an exception" if message["traceback"] else f"did not survive: {message['what']}"
         error = ModelLoadError(
@@ -565,7 +577,9 @@ def failure(message: Message) -> BatchInferenceError:
             error = ModelLoadError(f"loading the model in its worker process raised {raised}")
             error.__cause__ = RemoteTraceback(message["traceback"])
         return error
+    most = message["restarts"]
+    allowed = f"{most} restart{'s' * (most != 1)} within a minute" if most else "no restart"
     return WorkerDiedError(
-        f"{message['what']} after {message['restarts']} restarts within a minute, the most that max_restarts allows: "
-        f"the host has given up. Mend the cause, then stop() and start() the host{output}"
+        f"{message['what']}, and max_restarts={most} allows {allowed}: the host has given up. Mend the cause, then "
+        f"stop() and start() the host{output}"
     )

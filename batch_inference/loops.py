@@ -33,6 +33,7 @@ class Loops:
         self._fillers = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-fill")
         # Apart from those, which may all be waiting for the memory that a reply gives back when it is collected.
         self._collectors = ThreadPoolExecutor(HELPERS, thread_name_prefix="batch_inference-collect")
+        client.room.unsent = lambda: sum([side.unsent for side in list(self._sides.values())])
 
     def side(self) -> LoopSide:
         """That of the running loop."""
@@ -51,6 +52,7 @@ class Loops:
             side.close()
         self._sides.clear()
         self._latest = None
+        self._client.room.unsent = lambda: 0  # and holds us no longer
         self._fillers.shutdown(wait=False)
         self._collectors.shutdown(wait=False)
 
@@ -77,6 +79,11 @@ class LoopSide:
         self._outbox: list[tuple[Slot, int, float | None]] = []  # with the slot's gen
         self.channel = client.link.new_loop_channel(loop, self._answered)
 
+    @property
+    def unsent(self) -> int:
+        """How many requests are to be sent before the turn of the loop ends."""
+        return len(self._outbox)
+
     def close(self) -> None:
         """From any thread."""
         try:
@@ -100,6 +107,7 @@ class LoopSide:
         slot = self._client.fill_at_once(args, LARGE) if block else self._client.fill_without_waiting(args)
         if slot is None:
             slot = await self._fill_in_helper(args, deadline)
+            self._client.room.admitted.discard(slot.key)  # it counts as unsent from here on
         loop, outbox = self.loop, self._outbox
         done = loop.create_future()
         self._waiting[slot.key] = slot, done

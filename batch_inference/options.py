@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from batch_inference import board
 from batch_inference.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 Device = int | str
 """An index ("the n-th of the devices I may see"), "cuda:1", "cpu", or an identifier that CUDA_VISIBLE_DEVICES takes."""
+
+LONGEST = 1e9
+"""Seconds, some 31 years: a longer duration limits nobody, and this one still fits wherever nanoseconds are counted."""
+
+LARGEST = (1 << 63) - 1
+"""The largest count that a cell of 64 bits takes, signed or not."""
 
 LIMITS = ("max_batch_size", "max_delay", "max_pending")
 
@@ -34,7 +41,10 @@ THREAD_VARIABLES = (
 
 @dataclass(frozen=True)
 class Options:
-    """How a host runs its model. Durations are seconds, memory is bytes; None leaves the choice to the library."""
+    """How a host runs its model. Durations are seconds, memory is bytes; None leaves the choice to the library.
+
+    A duration of more than 1e9 s, infinity too, is no limit in practice.
+    """
 
     batcher: Batcher | None = None
     """How requests become one batch; None is ConcatBatcher()."""
@@ -43,7 +53,8 @@ class Options:
     max_delay: float | None = None
     """A ceiling on the wait of the oldest request for a fuller batch; None lets the policy decide, 0 runs at once."""
     max_pending: int = 10_000
-    """The most requests that may be waiting or running, over all client processes (see OverloadedError)."""
+    """The most requests that may be waiting or running, over all client processes (see OverloadedError). Threads that
+    send at the same moment, and processes that do, may exceed it by a few each."""
     policy: Policy | None = None
     """When to cut a batch; None is `policy.Returning()`, which learns it."""
     isolate_errors: bool = True
@@ -52,7 +63,8 @@ class Options:
     warmup: tuple[Any, ...] | None = None
     """Sample arguments of predict: each shape that the batcher can make of them is run before the host is ready."""
     num_workers: int | None = None
-    """Worker processes with the model; None is one, or one per entry of `devices`. 0: a thread of this process."""
+    """Worker processes with the model, 64 at most; None is one, or one per entry of `devices`. 0: a thread of this
+    process."""
     devices: Sequence[Device] | None = None
     """One device per worker, the only one that worker sees."""
     threads: int | None = None
@@ -83,17 +95,29 @@ class Options:
         _check_count("max_pending", self.max_pending, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_count("shared_memory", self.shared_memory, 1 << 20, optional=True)
-        check_seconds("max_delay", self.max_delay, optional=True)
-        check_seconds("timeout", self.timeout, optional=True)
-        check_seconds("start_timeout", self.start_timeout)
-        check_seconds("batch_timeout", self.batch_timeout, optional=True)
+        self._take_seconds("max_delay", optional=True)
+        self._take_seconds("timeout", optional=True)
+        self._take_seconds("start_timeout")
+        self._take_seconds("batch_timeout", optional=True)
         if self.batch_timeout == 0:
             raise ConfigError("batch_timeout must be more than 0 seconds, or None for no limit, got 0")
-        check_seconds("linger", self.linger)
+        self._take_seconds("linger")
         self._check_batcher()
         self._check_policy()
         self._check_devices()
+        if self.worker_count > board.MAX_WORKERS:
+            what = "num_workers" if self.devices is None else "devices, with one worker each,"
+            raise ConfigError(
+                f"{what} asks for {self.worker_count} workers, and a host has {board.MAX_WORKERS} at most: ask for "
+                "fewer, or start several hosts and share the requests out among them"
+            )
         self._check_name()
+
+    def _take_seconds(self, name: str, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        check_seconds(name, value, optional=optional)
+        if value is not None and value > LONGEST:
+            object.__setattr__(self, name, LONGEST)
 
     def _check_batcher(self) -> None:
         from batch_inference.batcher.batcher import Batcher
@@ -226,6 +250,8 @@ def _check_count(name: str, value: int | None, least: int, *, optional: bool = F
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if value > LARGEST:
+        raise ConfigError(f"{name} may be {LARGEST} at most, which is what 64 bits hold: give a smaller number")
 
 
 def check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:

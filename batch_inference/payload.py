@@ -79,7 +79,13 @@ def surroundings() -> Settings:
     """The part of the settings that says where this process finds its modules and what it logs."""
     import logging
 
-    cwd = os.getcwd()
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the current directory of this process, in which the worker is to run as well, does not exist any more: it "
+            "was probably deleted, or moved by a deployment; os.chdir() to one that does before the host starts"
+        ) from error
     root = logging.getLogger()
     levels = {"": root.level} | {
         name: logger.level

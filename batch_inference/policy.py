@@ -65,6 +65,8 @@ class FixedDelay:
     """The classical rule: a batch waits until its oldest request is `seconds` old. 0 runs at once whatever is there."""
 
     def __init__(self, seconds: float) -> None:
+        if seconds != seconds:  # NaN, which no request ever is as old as
+            raise ValueError(f"FixedDelay takes a number of seconds, got {seconds}")
         self.seconds = seconds
         self.eager = seconds <= 0
 

@@ -6,6 +6,7 @@ Loaded by every process of a host, so it imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -38,6 +39,8 @@ def start_supervisor(python: str, listener: socket.socket, config: int) -> subpr
             start_new_session=True,
         )
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # which says nothing about the interpreter
         raise TransportError(f"the Python interpreter {python} cannot be started: {error}") from error
     finally:
         for fd in fds:

@@ -92,9 +92,9 @@ class Reload:
     def died(self, worker: Worker, what: str) -> None:
         """A worker that was to succeed has died, or cannot be started; perhaps one of an earlier reload."""
         if worker in self._successors:
-            self._fail(what, worker.failure, "".join(worker.tail))
+            self._fail(what, worker.failure, "".join(worker.tail), worker.unstarted)
 
-    def _fail(self, what: str, traceback: str | None = None, output: str = "") -> None:
+    def _fail(self, what: str, traceback: str | None = None, output: str = "", unstarted: str | None = None) -> None:
         """There will be no successors: those that load are ended, and the old workers stay."""
         if self.over:
             return
@@ -104,6 +104,7 @@ class Reload:
                 "type": "reload failed",
                 "loading": True,
                 "what": what,
+                "unstarted": unstarted,
                 "traceback": traceback and handshake.shorten(traceback),
                 "output": handshake.shorten(output),
             }

@@ -51,6 +51,7 @@ class Room:
         self.arena = arena
         self.waiting: deque[object] = deque()  # in order of arrival
         self.admitted: set[int] = set()  # keys of slots given to those who waited, until they are outstanding
+        self.unsent: Callable[[], int] = lambda: 0  # how many slots event loops have filled and not sent yet
         self._link = link
         self._outstanding = outstanding
         self._changed = changed
@@ -96,7 +97,7 @@ class Room:
                             return slot
                     remaining = None if deadline is None else deadline - time.monotonic()
                     if remaining is not None and remaining <= 0 or unwanted is not None and unwanted.is_set():
-                        raise self.no_room()
+                        raise self.no_room(size, self.waiting.index(ticket))
                     pause = SWEEP_INTERVAL if self._given_up or crowded else None
                     self._changed.wait(pause if remaining is None else min(remaining, pause or remaining))
             finally:
@@ -130,17 +131,20 @@ class Room:
         cells, row = self._link.cells, self._link.row
         starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
         self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
-        pending = len(self._outstanding) + len(self.admitted) + self._others
+        pending = len(self._outstanding) + len(self.admitted) + self.unsent() + self._others
         self._most = cells[board.MAX_PENDING]
         left = (self._most - pending) // max(1, len(starts))  # our share of what may still be sent
         self._until_count = max(1, min(COUNT_INTERVAL, left))
         return pending
 
-    def no_room(self) -> RequestTimeoutError:
-        return RequestTimeoutError(f"no room for the request within its timeout: {self._why()}")
+    def no_room(self, size: int = 0, ahead: int | None = None) -> RequestTimeoutError:
+        """The error of a request of `size` bytes that has waited in vain; `ahead` of it so many others wait."""
+        if ahead is None:
+            ahead = max(0, len(self.waiting) - 1)
+        return RequestTimeoutError(f"no room for the request within its timeout: {self._why(size, ahead)}")
 
-    def overloaded(self) -> OverloadedError:
-        return OverloadedError(f"no room for one more request: {self._why()}")
+    def overloaded(self, size: int) -> OverloadedError:
+        return OverloadedError(f"no room for one more request: {self._why(size, len(self.waiting))}")
 
     def _crowded(self) -> bool:
         """Whether `max_pending` requests are pending, over all clients, whose requests are counted for it."""
@@ -153,11 +157,21 @@ class Room:
             room = max(LEAST_REPLY_ROOM, min(size, FIRST_REPLY_ROOM))
         return HEADER_SIZE + size + UNIT + room
 
-    def _why(self) -> str:
+    def _why(self, size: int, ahead: int) -> str:
+        """Why there is no room for a request of `size` bytes: others may have given some back just now."""
         pending, most = self.pending(), self._link.cells[board.MAX_PENDING]
+        mapped, limit = self.arena.mapped, self.arena.limit
+        too_slow = "The model is too slow for what is sent to it"
         if pending >= most:
-            return f"{pending} are pending, and max_pending is {most}. The model is too slow for what is sent to it"
-        return (
-            f"{pending} are pending, and this process's hold {self.arena.mapped} of at most {self.arena.limit} bytes "
-            "of shared memory. The model is too slow for what is sent to it, or shared_memory is too small"
-        )
+            return f"{pending} are pending, and max_pending is {most}. {too_slow}"
+        if ahead:
+            return (
+                f"{ahead} of this process wait for room already, and get it first. {pending} are pending, max_pending "
+                f"is {most}, and this process's hold {mapped} of at most {limit} bytes of shared memory. {too_slow}"
+            )
+        if mapped + (1 << order_of(self._slot_size(size))) > limit:
+            return (
+                f"{pending} are pending, and this process's hold {mapped} of at most {limit} bytes of shared memory. "
+                f"{too_slow}, or shared_memory is too small"
+            )
+        return f"max_pending is {most}, and as many were pending until a moment ago. {too_slow}"

@@ -200,7 +200,7 @@ class Runner:
             raise self._wrong_output(error) from raised
         for failed in errors.values():
             if failed.__traceback__ is None:  # it was not raised itself
-                failed.__traceback__ = raised.__traceback__
+                failed.with_traceback(raised.__traceback__)
         return Named(errors, raised)
 
     def _unbatch(self, outputs: Any, context: Any, requests: int) -> list[Any]:

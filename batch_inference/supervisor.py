@@ -35,6 +35,7 @@ from batch_inference.errors import TransportError
 from batch_inference.reloading import Reload
 from batch_inference.transport import channel, handshake, segment
 from batch_inference.transport.handshake import Connection, ConnectionLostError, Message
+from batch_inference.transport.scarce import explanation
 from batch_inference.transport.wire import VERSION
 from batch_inference.watching import Pulse, Restarts, restart_delay
 
@@ -140,8 +141,9 @@ class Supervisor:
                     self._obey(client, message, fds)
                 finally:
                     handshake.close_all(fds)
-        except (ConnectionLostError, TransportError, AttributeError, KeyError, OSError, TypeError, ValueError):
-            self._drop(client)  # gone, or it broke the rules; either way it hurts nobody else
+        except (ConnectionLostError, TransportError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            # It is gone, or it broke the rules, or we have no descriptor for it; either way it hurts nobody else.
+            self._drop(client, explanation(error, "the supervisor process") or str(error))
 
     def _obey(self, client: Client, message: Message, fds: list[int]) -> None:
         """Does what a client says. A duplicate of each descriptor is kept; KeyError etc. for a message that is none."""
@@ -247,10 +249,13 @@ class Supervisor:
         else:
             self._drop(client)
 
-    def _drop(self, client: Client) -> None:
-        """Forgets a client that has left, died or broken the rules."""
+    def _drop(self, client: Client, why: str | None = None) -> None:
+        """Forgets a client that has left, died or broken the rules. It is told why, in case it lives."""
         if self._clients.pop(client.connection, None) is None:
             return
+        if why is not None and client.row >= 0:
+            with contextlib.suppress(ConnectionLostError):
+                client.connection.send({"type": "dropped", "why": handshake.shorten(why)})
         self._selector.unregister(client.connection)
         self._selector.unregister(client.pidfd)
         client.connection.close()
@@ -319,65 +324,76 @@ class Supervisor:
 
     def spawn(self, worker: Worker) -> None:
         """Starts the next incarnation of a worker in a fresh interpreter, with a request pipe of its own."""
-        ours, theirs = handshake.pair()
-        log, log_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        log.setblocking(False)
-        pipe, worker.pipe = os.pipe()
-        worker.output, output = os.pipe2(os.O_NONBLOCK)
-        os.set_blocking(output, True)
         worker.incarnation = next(self._counter)
-        given = (worker.config, theirs.fileno(), pipe, log_theirs.fileno(), self._board.fd)
-        python, flags = self._settings["python"], self._settings["flags"]
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        code = (
-            f"import sys; sys.path[:0] = [{root!r}]; "
-            f"from batch_inference.payload import enter; enter({worker.config}); "
-            f"from batch_inference.worker import main; main{(worker.index, *given)}"
-        )
+        worker.ready, worker.failure, worker.unstarted, worker.killed = False, None, None, None
         try:
-            process = subprocess.Popen(
-                [python, *flags, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=given,
-                env={**os.environ, **self._settings["environments"][worker.place]},
-                start_new_session=True,
-                preexec_fn=self._dies_with_us,
-            )
+            process = self._launch(worker)
         except (OSError, subprocess.SubprocessError) as error:
-            worker.failure = f"{python} cannot be started: {error}"
-            ours.close()
-            log.close()
-            handshake.close_all([worker.pipe, worker.output])
+            python = self._settings["python"]
+            worker.unstarted = explanation(error, "the supervisor process") or f"{python} cannot be started: {error}"
             if worker.succeeds and self._reload is not None:
                 self._reload.died(worker, str(worker))
             else:
                 self._give_up(worker, str(worker))
             return
-        finally:
-            theirs.close()
-            log_theirs.close()
-            handshake.close_all([pipe, output])
-        worker.process, worker.pidfd = process, os.pidfd_open(process.pid)
-        worker.connection, worker.log = Connection(ours), log
-        worker.ready, worker.failure, worker.killed = False, None, None
         worker.pulse, worker.pinged = Pulse(self._look_interval), False
         worker.tail.clear()
         worker.batches_at_start = self._batches(worker)
-        self._selector.register(
-            worker.connection, selectors.EVENT_READ, lambda events: self._hear_worker(worker, events)
-        )
+        connection, log = worker.connection, worker.log
+        assert connection is not None and log is not None
+        self._selector.register(connection, selectors.EVENT_READ, lambda events: self._hear_worker(worker, events))
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda events: self._bury(worker))
         self._selector.register(worker.output, selectors.EVENT_READ, lambda events: self._copy_output(worker))
         self._watch_log(worker, log)
         with contextlib.suppress(ConnectionLostError):  # it is dead already: its pidfd will say so
             for client in self._clients.values():
-                self._introduce(client, worker.connection)
+                self._introduce(client, connection)
             if self._draining:
                 self.drain(worker)
         self._show(worker, board.RESTARTING if worker.was_ready else board.STARTING)
         self.after(self._start_timeout, lambda: self._check_loaded(worker, process))
+
+    def _launch(self, worker: Worker) -> subprocess.Popen[bytes]:
+        """Starts the process of a worker and notes it, with our ends of what connects us; OSError etc. if it cannot."""
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:  # ours only if it fails
+            control, control_theirs = handshake.pair()
+            ours.callback(control.close)
+            theirs.callback(control_theirs.close)
+            log, log_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            ours.callback(log.close)
+            theirs.callback(log_theirs.close)
+            log.setblocking(False)
+            pipe, request_pipe = os.pipe()
+            ours.callback(os.close, request_pipe)
+            theirs.callback(os.close, pipe)
+            output, output_theirs = os.pipe2(os.O_NONBLOCK)
+            ours.callback(os.close, output)
+            theirs.callback(os.close, output_theirs)
+            os.set_blocking(output_theirs, True)
+            given = (worker.config, control_theirs.fileno(), pipe, log_theirs.fileno(), self._board.fd)
+            root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+            code = (
+                f"import sys; sys.path[:0] = [{root!r}]; "
+                f"from batch_inference.payload import enter; enter({worker.config}); "
+                f"from batch_inference.worker import main; main{(worker.index, *given)}"
+            )
+            process = subprocess.Popen(
+                [self._settings["python"], *self._settings["flags"], "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=output_theirs,
+                stderr=output_theirs,
+                pass_fds=given,
+                env={**os.environ, **self._settings["environments"][worker.place]},
+                start_new_session=True,
+                preexec_fn=self._dies_with_us,
+            )
+            ours.callback(process.wait)
+            ours.callback(process.kill)
+            worker.pidfd = os.pidfd_open(process.pid)
+            worker.process, worker.connection, worker.log = process, Connection(control), log
+            worker.pipe, worker.output = request_pipe, output
+            ours.pop_all()
+        return process
 
     def _introduce(self, client: Client, connection: Connection) -> None:
         """Tells a new worker all that a client has shared so far."""
@@ -435,7 +451,7 @@ class Supervisor:
         elif kind == "unable":  # to take what a client shares: it must hear of it
             for client in list(self._clients.values()):
                 if client.number == message["client"]:
-                    self._drop(client)
+                    self._drop(client, message["why"])
 
     def _bury(self, worker: Worker) -> None:
         """A worker has died: says so to all, and starts its next incarnation or gives up."""
@@ -472,16 +488,23 @@ class Supervisor:
             self._give_up(worker, f"{who} {how}")
             return
         self._restarts.died((worker.index, worker.incarnation), time.monotonic(), self._served())
-        delay = restart_delay(worker.failures)
-        self._warn(f"{who} {how}; it is started again")
+        delay, what = restart_delay(worker.failures), f"{who} {how}"
         if self._too_many_restarts():
-            self.after(max(delay, VERDICT_TIMEOUT), lambda: self._restart(worker, f"{who} {how}"))
+            self.after(max(delay, VERDICT_TIMEOUT), lambda: self._after_verdict(worker, what))
         else:
-            self.after(delay, lambda: self._restart(worker, f"{who} {how}"))
+            self._warn(f"{what}; it is started again")
+            self.after(delay, lambda: self._restart(worker, what))
 
     def _warn(self, text: str) -> None:
         """A record in the application's log."""
         self._tell_application({"type": "log", "record": {"name": "batch_inference", "msg": text} | WARNING})
+
+    def _after_verdict(self, worker: Worker, what: str) -> None:
+        """A death was one too many, unless clients have convicted a request of it meanwhile."""
+        again = not self._too_many_restarts()
+        if not self._stopping and not worker.retires:
+            self._warn(f"{what}; {'it is started again' if again else 'the host gives up, see max_restarts'}")
+        self._restart(worker, what)
 
     def _restart(self, worker: Worker, what: str) -> None:
         if self._stopping or worker.retires:
@@ -512,8 +535,9 @@ class Supervisor:
         self._tell_clients(
             {
                 "type": "failed",
-                "loading": worker.failure is not None or not worker.was_ready,
+                "loading": worker.failure is not None or worker.unstarted is not None or not worker.was_ready,
                 "what": what,
+                "unstarted": worker.unstarted,
                 "traceback": worker.failure and handshake.shorten(worker.failure),
                 "output": handshake.shorten("".join(worker.tail)),
                 "restarts": self._settings["max_restarts"],
@@ -717,10 +741,26 @@ def channels_message(client: Client, first: int, kind: str) -> Message:
     return {"type": "channels", "client": client.number, "first": first, "kind": kind}
 
 
+def excuse(listener: socket.socket, why: str) -> None:
+    """Tells whoever elected us why there will be no supervisor."""
+    with contextlib.suppress(OSError):
+        listener.settimeout(FIRST_CLIENT_TIMEOUT)
+        client, _ = listener.accept()
+        client.settimeout(FIRST_CLIENT_TIMEOUT)
+        client.recv(handshake.MAX_MESSAGE)  # its hello: where one is left unread, what we say is lost
+        client.send(json.dumps({"type": "unable", "why": handshake.shorten(why)}).encode())
+
+
 def main(listener: int, config: int) -> None:
     for fd in (listener, config):
         os.set_inheritable(fd, False)
     processes.become_supervisor()
-    Supervisor(socket.socket(fileno=listener), config).run()
+    listening = socket.socket(fileno=listener)
+    try:
+        supervisor = Supervisor(listening, config)
+    except Exception as error:
+        excuse(listening, str(error))
+        raise
+    supervisor.run()
     if sys.stdout is not None:  # closed by the application
         sys.stdout.flush()

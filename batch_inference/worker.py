@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import math
 import os
 import socket
 import sys
@@ -154,7 +155,7 @@ class Worker:
 
 
 class Guarded:
-    """A policy of the user's own, until it raises: from then on batches are cut at once, and the log says why."""
+    """A policy of the user's own, until it fails: from then on batches are cut at once, and the log says why."""
 
     eager = False
 
@@ -176,7 +177,7 @@ class Guarded:
     def _ask(self, name: str, *args: Any) -> float | None:
         try:
             answer = getattr(self._policy, name)(*args)
-            return float(answer) if name == "wait" else None
+            return seconds_of(answer) if name == "wait" else None
         except Exception:
             logging.getLogger("batch_inference").exception(
                 "%s.%s of the policy failed: batches are cut at once from now on; mend it and start the host again",
@@ -185,6 +186,14 @@ class Guarded:
             )
             self._policy = FixedDelay(0)
             return None
+
+
+def seconds_of(answer: Any) -> float:
+    """The seconds that a policy answers with. ValueError for NaN, which no time that passes is as long as."""
+    seconds = float(answer)
+    if math.isnan(seconds):
+        raise ValueError("wait returned NaN, which is no number of seconds")
+    return seconds
 
 
 def warm_up(model: Any, recipe: payload.Recipe) -> None:

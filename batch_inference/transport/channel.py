@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from batch_inference.errors import TransportError
+from batch_inference.transport.scarce import explained
 from batch_inference.transport.wire import DESCRIPTOR, DESCRIPTORS_PER_WRITE, ENTRIES_PER_WRITE, ENTRY, slot_key
 
 _READ_SIZE = 1 << 16
@@ -162,7 +163,8 @@ class ThreadChannel:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+        with explained():
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll: select.poll | None = None
 
     def wait(self, timeout: float | None = None) -> None:
@@ -209,7 +211,8 @@ class PipeChannel:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.fd, self.far_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with explained():
+            self.fd, self.far_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._woken: deque[int] = deque()
 
     def read(self, timeout: float | None = 0.0) -> list[int]:

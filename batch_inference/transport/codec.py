@@ -16,6 +16,7 @@ Only processes of one user on one machine read these bytes; nothing that came ov
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import io
 import mmap
@@ -372,18 +373,38 @@ def encode_error(error: BaseException) -> Encoded:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     pickled = None
     if isinstance(error, Exception):  # others, such as CancelledError, would mean something else where they are raised
-        try:
-            by_value.prepare()
-            pickled = cloudpickle.dumps(error)
-            if type(pickle.loads(pickled)) is not type(error):
-                pickled = None
-        except BaseException:
-            pickled = None
+        pickled = _pickled_error(error, error) or _pickled_error(_Frozen(error), error)
     try:
         message = str(error)
     except BaseException as broken:
         message = f"<its __str__ raised {type(broken).__name__}>"
     return _pickled((pickled, kind, message, text))
+
+
+def _pickled_error(value: Any, error: Exception) -> bytes | None:
+    """`value`, pickled, if what is read back is such an error; None if not."""
+    by_value.prepare()
+    try:
+        pickled = cloudpickle.dumps(value)
+        return pickled if type(pickle.loads(pickled)) is type(error) else None
+    except BaseException:
+        return None
+
+
+class _Frozen:
+    """An exception whose class forbids what pickle does on its way back, to set attributes: frozen dataclasses do."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        return _thaw, self._error.__reduce_ex__(5)
+
+
+def _thaw(make: Callable[..., Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
+    error = make(*args)
+    vars(error).update(attributes)
+    return error
 
 
 def decode_error(memory: Memory, offset: int, length: int) -> BaseException:
@@ -402,5 +423,6 @@ def decode_error(memory: Memory, offset: int, length: int) -> BaseException:
             f"traceback:\n{text}"
         )
     if not (isinstance(error, BatchInferenceError) and error.__cause__ is not None):
-        error.__cause__ = RemoteTraceback(text)
+        with contextlib.suppress(Exception):  # its class may forbid even this
+            BaseException.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from batch_inference.errors import TransportError
+from batch_inference.transport.scarce import no_descriptor
 
 Message = dict[str, Any]
 
@@ -106,8 +107,10 @@ class Connection:
         try:
             if not data:
                 raise ConnectionLostError("closed by the peer")
+            if flags & socket.MSG_CTRUNC and len(fds) < MAX_DESCRIPTORS:
+                raise ConnectionLostError(f"a message was cut short: {no_descriptor('who was to receive it')}")
             if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-                raise ConnectionLostError("a message was cut short: is the limit of open files (ulimit -n) reached?")
+                raise ConnectionLostError("a message was cut short: it brought more than it may")
             message = json.loads(data)
             if not isinstance(message, dict) or not isinstance(message.get("type"), str):
                 raise ConnectionLostError("a message that is not an object with a type")

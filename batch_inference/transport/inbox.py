@@ -23,6 +23,7 @@ from batch_inference.transport.channel import (
     read_waiting,
 )
 from batch_inference.transport.handshake import Connection, close_all
+from batch_inference.transport.scarce import explanation
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import (
     CLIENT,
@@ -345,10 +346,11 @@ class RemoteInbox:
                 far = FarThreadChannel if message["kind"] == "thread" else FarPipeChannel
                 for number_of_channel in range(message["first"], message["first"] + len(fds)):
                     peer.channels[number_of_channel] = far(fds.pop(0))
-        except (TransportError, OSError):  # the supervisor lets pass what is right: we lack memory or descriptors
+        except (TransportError, OSError) as error:  # the supervisor lets pass what is right: we lack something
             close_all(fds)
             self._forget(number)
-            self._control.send({"type": "unable", "client": number})
+            why = explanation(error, "a worker process") or f"a worker process cannot map its memory ({error})"
+            self._control.send({"type": "unable", "client": number, "why": why})
 
     def _forget(self, number: int) -> None:
         self._gone.add(number)

@@ -12,6 +12,7 @@ import mmap
 import os
 
 from batch_inference.errors import TransportError
+from batch_inference.transport.scarce import explained
 from batch_inference.transport.wire import UNIT, align
 
 
@@ -45,17 +46,21 @@ class Segment:
 
 
 def create(size: int) -> Segment:
-    """A new shared segment of at least `size` bytes of zeros, ours. Pages cost memory when they are first touched."""
+    """A new shared segment of at least `size` bytes of zeros, ours. Pages cost memory when they are first touched.
+
+    TransportError where a limit of this process forbids it.
+    """
     import fcntl
 
-    fd = os.memfd_create("batch_inference", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, align(size))
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        memory = mmap.mmap(fd, align(size))
-    except BaseException:
-        os.close(fd)
-        raise
+    with explained():
+        fd = os.memfd_create("batch_inference", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, align(size))
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory = mmap.mmap(fd, align(size))
+        except BaseException:
+            os.close(fd)
+            raise
     return Segment(memory, fd)
 
 

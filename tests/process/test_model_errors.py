@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import pickle
 import threading
 import traceback
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import BatcherError, ModelError, ModelHost
+from batch_inference import BatcherError, ItemErrors, ModelError, ModelHost
 from batch_inference.errors import RemoteTraceback
 from batch_inference.testing import wait_until
 from tests.process.models import Blocks, Raises
@@ -71,6 +72,13 @@ class Vicious(Exception):
         raise SystemExit(3)
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Forbids that its attributes are set, __cause__ and __traceback__ among them."""
+
+    code: int
+
+
 class RaisesMany:
     """Raises what the number of the request stands for."""
 
@@ -107,6 +115,12 @@ class RaisesMany:
             raise GeneratorExit("eleven")
         if number == 12:
             raise ValueError("x" * HUGE)
+        if number == 13:
+            raise Frozen(13)
+        if number == 14:
+            raise ItemErrors({0: Frozen(14)})
+        if number == 15:
+            raise ItemErrors({0: Frozen(15)}, results=x)
         return x * 2
 
 
@@ -137,6 +151,17 @@ def test_an_exception_arrives_as_its_own_type_with_the_remote_traceback_as_its_c
     assert (detailed.value.code, detailed.value.detail) == (7, "two")
     check(WAYS[way](shared_host, request(-3)), -3)
     all_slots_are_back(shared_host)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("number", [13, 14, 15])
+def test_an_exception_of_a_class_that_is_frozen_arrives_as_itself(
+    way: str, number: int, shared_host: ModelHost
+) -> None:
+    with pytest.raises(Frozen) as caught:
+        WAYS[way](shared_host, request(number))
+    assert caught.value.code == number and "in predict_batch" in str(caught.value.__cause__)
+    check(shared_host.predict(request(-1)), -1)
 
 
 NO_TRAVELLERS = [

@@ -153,6 +153,42 @@ def test_what_exceeds_max_pending_is_refused_at_once_or_waits_within_its_timeout
     assert gate.values() == [0, 1, 2, 3, 4, 5]
 
 
+def test_the_tasks_of_a_loop_have_no_more_pending_than_max_pending(gate: Gate) -> None:
+    async def all_at_once() -> int:
+        tasks = [asyncio.ensure_future(host.apredict(request(1))) for _ in range(300)]
+        while host.statistics().pending < 40:
+            await asyncio.sleep(0.005)
+        for _ in range(20):  # of those that have not sent theirs, each has its turn
+            await asyncio.sleep(0.005)
+        pending = host.statistics().pending
+        gate.open()
+        for task in tasks:
+            check(await task, 1)
+        return pending
+
+    with ModelHost(Gated, max_pending=40, max_batch_size=4)(gate.folder) as host:
+        assert asyncio.run(all_at_once()) == 40
+        all_slots_are_back(host)
+
+
+def test_who_is_refused_because_others_wait_is_told_so_and_memory_is_not_blamed(gate: Gate) -> None:
+    with ModelHost(Gated, max_pending=1)(gate.folder) as host, ThreadPoolExecutor(2) as pool:
+        gate.block(host)
+        waiting = [pool.submit(host.predict, request(number)) for number in (1, 2)]
+        waits_for_room(host, 2)
+        assert host._client is not None
+        room = host._client.room
+        with room._changed:  # so that those who wait do not look again before we have
+            host.configure(max_pending=100)
+            with pytest.raises(OverloadedError) as refused:
+                host.submit(request(9))
+        gate.open()
+        for number, future in enumerate(waiting, 1):
+            check(future.result(30), number)
+    assert "2 of this process wait for room already, and get it first. 1 are pending" in str(refused.value)
+    assert "max_pending is 100" in str(refused.value) and "too small" not in str(refused.value)
+
+
 def test_who_waits_for_room_gets_it_in_order_of_coming(gate: Gate) -> None:
     with ModelHost(Gated, max_pending=1)(gate.folder) as host, ThreadPoolExecutor(8) as pool:
         first, waiting = gate.block(host), []

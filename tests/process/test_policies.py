@@ -32,7 +32,7 @@ class Broken:
 
     def wait(self, queue: Any, now: float) -> Any:
         self._maybe("wait")
-        return "soon" if self.where == "answer" else 1000.0
+        return {"answer": "soon", "nan": float("nan")}.get(self.where, 1000.0)
 
     def _maybe(self, name: str) -> None:
         if self.where == name:
@@ -63,7 +63,7 @@ def test_a_worker_whose_successor_is_there_waits_for_no_more_requests(workers: i
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("where", ["arrived", "wait", "answer", "ran", "completed"])
+@pytest.mark.parametrize("where", ["arrived", "wait", "answer", "nan", "ran", "completed"])
 def test_a_policy_that_fails_harms_no_request(where: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "batch_inference"):
         with ModelHost(Doubles, policy=Broken(where), max_delay=0.05, num_workers=workers)() as host:
@@ -72,7 +72,7 @@ def test_a_policy_that_fails_harms_no_request(where: str, workers: int, caplog: 
             assert host.statistics().failed == 0
             assert host.statistics().workers[0].restarts == 0
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    name = "wait" if where == "answer" else where
+    name = "wait" if where in ("answer", "nan") else where
     assert f"Broken.{name} of the policy failed" in caplog.text
 
 

@@ -42,14 +42,24 @@ def test_while_the_only_worker_loads_again_the_host_is_healthy_and_not_ready(tmp
         wait_until(lambda: state(host) == (True, True), 20)
 
 
-def test_a_host_that_has_given_up_is_neither_until_it_is_started_again() -> None:
-    host = ModelHost(Doubles, max_restarts=0)()
+@pytest.mark.parametrize(("most", "allowed"), [(0, "no restart"), (1, "1 restart within a minute")])
+def test_a_host_that_has_given_up_is_neither_until_it_is_started_again(
+    most: int, allowed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = ModelHost(Doubles, max_restarts=most)()
     host.start()
+    for _ in range(most):
+        pid = worker_pid(host)
+        kill(pid)
+        wait_until(lambda pid=pid: worker_pid(host) != pid and state(host) == (True, True), 20)
     kill(worker_pid(host))
     wait_until(lambda: state(host) == (False, False), 20)
-    with pytest.raises(WorkerDiedError, match="max_restarts"):
+    with pytest.raises(WorkerDiedError, match=f"SIGKILL.*, and max_restarts={most} allows {allowed}: the host"):
         host.predict(value(1))
+    assert host.statistics().workers[0].restarts == most
     host.stop()
+    said = [record.getMessage().rpartition("; ")[2] for record in caplog.records]
+    assert said == ["it is started again"] * most + ["the host gives up, see max_restarts"]
     with host:
         assert state(host) == (True, True)
 

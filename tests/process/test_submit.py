@@ -1,5 +1,7 @@
 """submit: futures that never block their caller."""
 
+import asyncio
+import sys
 import threading
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -62,6 +64,37 @@ def test_callbacks_run_and_may_use_the_host(shared_host: ModelHost) -> None:
     shared_host.submit(request(1)).add_done_callback(first)
     assert done.wait(30)
     assert [answer.tolist() for answer in seen] == [[[2]], [[4]]]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, RuntimeError])
+def test_a_callback_that_would_end_its_thread_is_logged_and_later_futures_are_completed(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture, shared_host: ModelHost
+) -> None:
+    others: list[Any] = []
+
+    def fail(future: Future[Any]) -> None:
+        raise kind
+
+    with stopped(shared_host) as go_on:  # until the callbacks are there
+        future = shared_host.submit(request(1))
+        future.add_done_callback(fail)
+        future.add_done_callback(others.append)
+        go_on()
+        check(shared_host.submit(request(2)).result(30), 2)
+    check(future.result(30), 1)
+    assert others == [future]  # the callbacks after it are called as well
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and record.exc_info is not None and record.exc_info[0] is kind
+    if kind is not RuntimeError:  # which Future logs, as ever
+        assert record.name == "batch_inference"
+        assert f"raised {kind.__name__}, which would have ended the thread" in record.message
+
+
+def test_a_callback_that_exits_in_its_callers_own_thread_exits_there(shared_host: ModelHost) -> None:
+    future = shared_host.submit(request(1))
+    check(future.result(30), 1)
+    with pytest.raises(SystemExit):
+        future.add_done_callback(lambda future: sys.exit(1))
 
 
 def test_submit_does_not_block_when_the_request_pipe_is_full(shared_host: ModelHost) -> None:

@@ -3,6 +3,7 @@
 import pickle
 import threading
 from collections import OrderedDict, UserDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -242,6 +243,29 @@ class ExceptionGroupLike(Exception):
 def test_errors_that_cannot_travel_become_model_errors() -> None:
     back = error_journey(Locked())
     assert type(back) is ModelError and "Locked: text" in str(back) and "in error_journey" in str(back)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Unsettable(Exception):
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"no {name}")
+
+
+class Causeless(Exception):
+    __cause__ = property(lambda self: None)  # type: ignore[assignment]
+
+
+def test_errors_whose_class_forbids_setting_attributes_keep_their_type() -> None:
+    for error in Frozen(7), Unsettable("a"), Causeless("b"):
+        back = error_journey(error)
+        assert type(back) is type(error) and back.args == error.args
+        assert isinstance(back, Causeless) or isinstance(back.__cause__, RemoteTraceback)
+        if isinstance(back, Frozen):
+            assert back.code == 7
 
 
 def test_each_decoding_makes_an_error_of_its_own() -> None:

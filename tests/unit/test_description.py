@@ -48,6 +48,7 @@ class Opaque:
         ([1, ("a", 2)], "[1, ['a', 2]]"),
         ({"b", "a", "c"}, "{'a', 'b', 'c'}"),
         ({"k": [1]}, "{'k': [1]}"),
+        ({"b": {2: "x", 1: "y"}, "a": 0}, "{'a': 0, 'b': {1: 'y', 2: 'x'}}"),  # equal dicts may differ in their order
         (Path("/models/x"), "'/models/x'"),
         (np.zeros((2, 3), np.float32), "numpy.ndarray of float32 [2, 3]"),
         (FixedDelay, "batch_inference.policy.FixedDelay"),

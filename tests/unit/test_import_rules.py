@@ -36,7 +36,7 @@ ALLOWED = {
     "by_value": "",
     "transport": "by_value errors tensors",
     # what goes along to the other processes
-    "options": "errors policy",
+    "options": "board errors policy",
     "description": "options",
     "payload": "by_value errors options",
     "logs": "transport",

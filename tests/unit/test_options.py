@@ -8,7 +8,7 @@ import pytest
 
 from batch_inference.batcher import ConcatBatcher, ListBatcher
 from batch_inference.errors import ConfigError
-from batch_inference.options import THREAD_VARIABLES, Options, visible_device, worker_environment
+from batch_inference.options import LONGEST, THREAD_VARIABLES, Options, visible_device, worker_environment
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -43,6 +43,30 @@ def test_wrong_values_are_refused_by_name(name: str, wrong: list[Any]) -> None:
             Options(**{name: value})
         with pytest.raises(ValueError):
             Options().replace(**{name: value})
+
+
+@pytest.mark.parametrize("longer", [float("inf"), 1e300, 10**400, 1e9 + 1])
+def test_durations_that_nobody_lives_to_see_the_end_of_are_cut_to_one_that_fits_everywhere(longer: float) -> None:
+    names = ("max_delay", "timeout", "start_timeout", "batch_timeout", "linger")
+    options = Options(**dict.fromkeys(names, longer))  # type: ignore[arg-type]
+    changed = Options().replace(**dict.fromkeys(names, longer))
+    assert {getattr(each, name) for name in names for each in (options, changed)} == {LONGEST}
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "max_pending", "max_restarts", "shared_memory", "threads"])
+def test_counts_are_refused_beyond_the_largest_that_a_cell_takes(name: str) -> None:
+    Options(**{name: 2**63 - 1})
+    for value in 2**63, 10**30, 10**5000:
+        with pytest.raises(ConfigError, match=f"{name} may be 9223372036854775807 at most"):
+            Options(**{name: value})
+
+
+def test_no_more_workers_are_taken_than_there_are_places_for() -> None:
+    assert Options(num_workers=64).worker_count == Options(devices=["cpu"] * 64).worker_count == 64
+    with pytest.raises(ConfigError, match="num_workers asks for 65 workers, and a host has 64 at most"):
+        Options(num_workers=65)
+    with pytest.raises(ConfigError, match="devices, .* asks for 65 workers, and a host has 64 at most"):
+        Options().replace(devices=["cpu"] * 65)
 
 
 @pytest.mark.parametrize(

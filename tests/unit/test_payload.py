@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +107,15 @@ def test_surroundings_say_where_the_application_finds_its_modules(monkeypatch: p
     found = payload.surroundings()
     assert found["path"] == [os.getcwd(), "/somewhere"] and found["cwd"] == os.getcwd()
     assert "" in found["levels"]
+
+
+def test_a_current_directory_that_was_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match=r"current directory .* does not exist any more: .*os\.chdir\(\)"):
+        payload.surroundings()
 
 
 def test_a_model_is_closed_if_it_can_be() -> None:

@@ -265,6 +265,12 @@ def test_a_fixed_delay_counts_from_the_oldest_request_whatever_comes_later() -> 
     assert repr(policy) == "FixedDelay(0.005)"
 
 
+def test_a_fixed_delay_of_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="number of seconds, got nan"):
+        FixedDelay(float("nan"))
+    assert FixedDelay(float("inf")).wait(Queue(1, 1, 10.0), 10.0) == float("inf")
+
+
 def test_policies_travel_by_pickle_and_say_what_they_know() -> None:
     policy = pickle.loads(pickle.dumps(learned(8, 80e-6).policy))
     assert "shares 0.00 0.00 1.00" in repr(policy)
