@@ -132,12 +132,16 @@ def test_callers_are_answered_whatever_happens_to_the_supervisor(
 
 def test_a_host_whose_supervisor_is_killed_over_and_over_gives_up_and_says_so_everywhere() -> None:
     with ModelHost(Struck, batcher=Strikes())() as host:
+        assert host._client is not None
+        link: Any = host._client.link
         for _ in range(ELECTIONS):
             assert host.predict(Item(1), timeout=PATIENCE) == 2
-            kill(supervisor_pid(host))
-        assert host.predict(Item(1), timeout=PATIENCE) == 2
-        assert host.healthy
-        kill(supervisor_pid(host))
+            killed = link._supervisor_pid
+            kill(killed)
+            wait_until(lambda killed=killed: link._supervisor_pid != killed and host.ready, PATIENCE)
+        assert host.healthy and host.predict(Item(1), timeout=PATIENCE) == 2
+        kill(link._supervisor_pid)
+        wait_until(lambda: not host.healthy, PATIENCE)
         with pytest.raises(WorkerDiedError, match="stop.. and start.. the host"):
             host.predict(Item(1), timeout=PATIENCE)
         seen = host.statistics()

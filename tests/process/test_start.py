@@ -217,6 +217,7 @@ def test_an_application_without_standard_descriptors_can_host_a_model(closed: st
 
 INTERRUPTED = """
 import os, signal, sys, threading
+import numpy as np
 from batch_inference import HostClosedError, ModelHost
 from batch_inference.testing import wait_until
 
@@ -250,9 +251,8 @@ if __name__ == "__main__":
     except HostClosedError as error:
         print(error, flush=True)
     print(host, flush=True)
-    other = ModelHost(Doubles)()
-    with other:
-        print(other.predict(2), flush=True)
+    with ModelHost(Doubles)() as other:
+        print(other.predict(np.ones(1)), flush=True)
 """
 
 
@@ -313,7 +313,7 @@ class Model:
         return [Wrapped(2 * item.number) for item in items]
 
 def child():
-    with ModelHost(Model, ListBatcher())() as host:
+    with ModelHost(Model, batcher=ListBatcher())() as host:
         answer = host.predict(Wrapped(21))
         assert type(answer) is Wrapped, type(answer)
         try:
