@@ -508,7 +508,10 @@ class ModelHost:
             )
 
     def _make_futures(self, client: Client) -> Futures:
-        from batch_inference.futures import Futures
+        from batch_inference.transport.scarce import explained
+
+        with explained():  # a module that is loaded takes a descriptor as well
+            from batch_inference.futures import Futures
 
         with self._lock:
             if self._futures is None:
@@ -516,7 +519,10 @@ class ModelHost:
             return self._futures
 
     def _make_loops(self, client: Client) -> Loops:
-        from batch_inference.loops import Loops
+        from batch_inference.transport.scarce import explained
+
+        with explained():
+            from batch_inference.loops import Loops
 
         with self._lock:
             if self._loops is None:

@@ -46,6 +46,33 @@ for what, times in said.items():
 assert sum(said.values()) == threads
 """
 
+LATE = """
+import asyncio, os
+import numpy as np
+from batch_inference import BatchInferenceError, ModelHost
+from batch_inference.testing import Doubles
+
+ONE = np.ones((1, 1), int)
+with ModelHost(Doubles)() as host:
+    loop = asyncio.new_event_loop()
+    ways = (lambda: host.submit(ONE).result(30), lambda: loop.run_until_complete(host.apredict(ONE)))
+    held = []
+    try:
+        while True:
+            held.append(os.dup(0))
+    except OSError:
+        pass
+    for send in ways:
+        try:
+            send()
+        except BatchInferenceError as error:
+            print(type(error).__name__, error)
+    for fd in held:
+        os.close(fd)
+    print(*[send().item() for send in ways])
+    loop.close()
+"""
+
 START = """
 import numpy as np
 from batch_inference import BatchInferenceError, ModelHost
@@ -74,6 +101,12 @@ def test_callers_for_whom_no_descriptor_is_left_are_told_so_and_the_others_are_a
     assert any(
         "TransportError: this process has no descriptor left: RLIMIT_NOFILE allows it 40" in line for line in said
     )
+
+
+def test_ways_to_send_that_are_first_used_when_no_descriptor_is_left_say_so_and_work_later() -> None:
+    *refused, answered = run(LATE, "ulimit -Sn 60").splitlines()
+    assert len(refused) == 2 and answered == "2 2"
+    assert all("TransportError this process has no descriptor left" in line for line in refused)
 
 
 def test_a_supervisor_without_a_descriptor_says_so_and_no_other_is_elected(tmp_path: Path) -> None:
