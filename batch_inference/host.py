@@ -538,7 +538,10 @@ class ModelHost:
             )
 
     def _make_futures(self) -> Futures:
-        from batch_inference.futures import Futures
+        from batch_inference.transport.scarce import explained
+
+        with explained():  # a module that is loaded takes a descriptor as well
+            from batch_inference.futures import Futures
 
         with self._lock:
             if self._client is None:  # another thread has stopped the host
@@ -548,7 +551,10 @@ class ModelHost:
             return self._futures
 
     def _make_loops(self) -> Loops:
-        from batch_inference.loops import Loops
+        from batch_inference.transport.scarce import explained
+
+        with explained():
+            from batch_inference.loops import Loops
 
         with self._lock:
             if self._client is None:  # another thread has stopped the host

@@ -181,7 +181,8 @@ class Link:
             assert self.config is not None
             settings = payload.read_settings(self.config)
             changes = changes | {"revision": settings["revision"] + 1}
-            reload = self._reload = Reload(payload.pack(settings | changes, content))
+            with explained():
+                reload = self._reload = Reload(payload.pack(settings | changes, content))
             self._say({"type": "reload"}, [reload.config])
         try:
             timeout = settings["start_timeout"] + JOIN_TIMEOUT  # the supervisor sees to the start_timeout
