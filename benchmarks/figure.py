@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Cell
-from benchmarks.peers.roster import BY_NAME
+from benchmarks.peers.roster import BARE, BY_NAME, OURS
 from benchmarks.workloads import WORKLOADS
 
 
@@ -34,7 +34,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "ours": {"color": "#c44e52", "linestyle": "-", "linewidth": 2.2},
 }
 BESIDE = {"color": "#404040", "linewidth": 1.2, "linestyle": ":"}
-OURS = {"color": "#c44e52", "linewidth": 2.4, "zorder": 5}
+MINE = {"color": "#c44e52", "linewidth": 2.4, "zorder": 5}
 
 
 def available() -> bool:
@@ -90,8 +90,9 @@ def draw_peers(cells: Sequence[Cell], workloads: Sequence[str], callers: Sequenc
         for index, name in enumerate(names)
     }
     for name in names:
-        if name.startswith("ours"):
-            styles[name] = {**OURS, "linestyle": "--" if name.endswith("threads") else "-"}
+        if name in OURS + BARE:
+            base = MINE if name in OURS else BESIDE
+            styles[name] = {**base, "linestyle": "--" if name.endswith("threads") else "-"}
     with drawn(path, rows, columns, 3.4 * columns, 2.7 * rows + 1.2) as (figure, parts):
         handles: dict[str, Any] = {}
         for workload, axes in zip(workloads, parts):
