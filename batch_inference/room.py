@@ -71,8 +71,9 @@ class Room:
         self._until_count -= 1
         if (self._until_count <= 0 or self._link.cells[board.MAX_PENDING] != self._most) and self._crowded():
             return None
-        order = self._orders.get(size)
-        if order is None:
+        try:
+            order = self._orders[size]
+        except KeyError:
             if len(self._orders) >= ORDERS_REMEMBERED:
                 self._orders.clear()
             order = self._orders[size] = order_of(self._slot_size(size))

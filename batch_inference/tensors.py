@@ -115,8 +115,10 @@ def spec(value: Any) -> Spec | None:
     dates, strings, array subclasses, sparse or quantised tensors ...)."""
     kind = type(value)
     if kind is _ndarray or kind is np.memmap:
-        name = _NUMPY_NAMES.get(value.dtype)
-        return None if name is None else ("numpy", name, value.shape)
+        try:  # not get(), see codec.encode
+            return ("numpy", _NUMPY_NAMES[value.dtype], value.shape)
+        except KeyError:
+            return None
     if kind in _COMMON:
         return None
     if kind in PLAIN or (torch_is_loaded() and _is_torch(value)):

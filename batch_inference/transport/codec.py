@@ -157,9 +157,10 @@ _latest: Layout | None = None  # the last that was read: most often the next one
 def encode(value: Any) -> Encoded:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
     if type(value) is tensors.ARRAY:  # mostly a reply
-        prefix = _array_prefixes.get((value.dtype, value.shape))
-        if prefix is not None:
-            return prefix + value.tobytes()  # type: ignore[no-any-return]
+        try:  # not get(): without the interpreter lock it takes a lock, and threads would take turns at it
+            return _array_prefixes[value.dtype, value.shape] + value.tobytes()  # type: ignore[no-any-return]
+        except KeyError:
+            pass
     return _encode(value)
 
 
@@ -167,8 +168,11 @@ def _encode(value: Any) -> Encoded:
     """The same for any value."""
     if type(value) is tuple:  # tensors side by side are told by their specs alone
         specs: Any = tuple(map(tensors.spec, value))
-        layout = _by_value.get(specs)
-        if layout is not None:
+        try:
+            layout = _by_value[specs]
+        except KeyError:
+            pass
+        else:
             return layout.encode(value)
         if specs and None not in specs:
             return _remember(specs, ("tuple", None, (_LEAF,) * len(specs)), specs, value).encode(value)
@@ -188,9 +192,10 @@ def _encode(value: Any) -> Encoded:
 def encode_request(args: tuple[Any, ...]) -> Encoded:
     """`encode` for the arguments of a request; TypeError that names the one that cannot travel."""
     if len(args) == 1 and type(array := args[0]) is tensors.ARRAY:
-        prefix = _call_prefixes.get((array.dtype, array.shape))
-        if prefix is not None:
-            return prefix + array.tobytes()  # type: ignore[no-any-return]
+        try:
+            return _call_prefixes[array.dtype, array.shape] + array.tobytes()  # type: ignore[no-any-return]
+        except KeyError:
+            pass
     try:
         return _encode(args)
     except Exception as error:
