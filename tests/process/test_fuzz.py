@@ -111,6 +111,8 @@ def test_a_client_with_a_segment_that_could_be_cut_short_is_dropped(tmp_path: Pa
         os.ftruncate(fd, 1 << 20)
         rogue.send(json.dumps({"type": "segment"}).encode(), [fd])
         rogue.sock.settimeout(20)
+        told = json.loads(rogue.sock.recv(1000))
+        assert told["type"] == "dropped" and "not sealed" in told["why"]
         assert rogue.sock.recv(100) == b""  # closed, though we have said no goodbye
         rogue.close()
 
