@@ -517,8 +517,9 @@ class Link:
             self._elections.popleft()
         if len(self._elections) >= ELECTIONS:
             raise WorkerDiedError(
-                f"the supervisor process died {ELECTIONS} times within a minute: something on this machine kills it "
-                "(look for the out-of-memory killer in the kernel's log); stop() and start() the host to try again"
+                f"the supervisor process died more than {ELECTIONS} times within a minute: something on this machine "
+                "kills it (look for the out-of-memory killer in the kernel's log); stop() and start() the host to try "
+                "again"
             )
         self._elections.append(now)
         self._join()

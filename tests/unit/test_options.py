@@ -45,7 +45,7 @@ def test_wrong_values_are_refused_by_name(name: str, wrong: list[Any]) -> None:
             Options().replace(**{name: value})
 
 
-@pytest.mark.parametrize("longer", [float("inf"), 1e300, 10**400, 1e9 + 1])
+@pytest.mark.parametrize("longer", [float("inf"), 1e300, 10**400, 1e9 + 1], ids=["inf", "1e300", "10**400", "1e9 + 1"])
 def test_durations_that_nobody_lives_to_see_the_end_of_are_cut_to_one_that_fits_everywhere(longer: float) -> None:
     names = ("max_delay", "timeout", "start_timeout", "batch_timeout", "linger")
     options = Options(**dict.fromkeys(names, longer))  # type: ignore[arg-type]
