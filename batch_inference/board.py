@@ -84,3 +84,8 @@ def bucket_bounds(index: int) -> tuple[int, int]:
         return index << 10, (index + 1) << 10
     exponent, part = index // 4 - 1, index % 4
     return (4 + part) << exponent + 10, (5 + part) << exponent + 10
+
+
+def any_ready(cells: Sequence[int]) -> bool:
+    """Whether the supervisor says that a worker is ready."""
+    return READY in cells[WORKER_STATE : MAX_WORKERS * WORKER_CELLS : WORKER_CELLS]

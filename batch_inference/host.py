@@ -16,6 +16,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+from batch_inference import board
 from batch_inference.errors import BatchInferenceError, ConfigError, HostClosedError, ModelLoadError
 from batch_inference.options import CLIENT_OPTIONS, LONGEST, Options, check_seconds, in_worker, worker_environment
 
@@ -42,6 +43,7 @@ class _Unset:
 _UNSET: Any = _Unset()
 Joins = tuple[str, "int | None", "dict[str, str] | None"]
 """A host to join: its address, the payload to start it with again, and the description that it must fit."""
+MOMENT = 0.5  # seconds, for what is on its way
 LOOK_INTERVAL = 0.2  # seconds between looks, while a model loads, at whether a signal handler has called stop()
 _hosts: weakref.WeakSet[ModelHost] = weakref.WeakSet()
 
@@ -409,6 +411,8 @@ class ModelHost:
             self._joins = None
             if config is not None:
                 os.close(config)
+            if board.any_ready(client.link.cells):  # and we are about to hear of it
+                client.wait_until_ready(1, time.monotonic() + MOMENT)
             return client
 
     def _stopped_meanwhile(self) -> HostClosedError:

@@ -95,7 +95,12 @@ class Connection:
         """The next message with its descriptors, or None when there is none now; ConnectionLostError at the end."""
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         try:
-            data, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
+            except (
+                ConnectionResetError
+            ):  # the peer left unread what we said; that comes before its last words, and once
+                data, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as error:

@@ -58,7 +58,9 @@ ALLOWED = {
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process
-    "host": "batcher client description errors futures link local loops machine options payload statistics transport",
+    "host": (
+        "batcher board client description errors futures link local loops machine options payload statistics transport"
+    ),
     "": "batcher errors host options policy statistics",  # the package itself
 }
 
