@@ -595,8 +595,10 @@ class Supervisor:
             os.close(config)
             raise ConnectionLostError("not a payload") from error
         if not newer:
+            happened = os.path.samestat(os.fstat(config), os.fstat(self._config))
             os.close(config)
-            self.send(client, {"type": "reloaded"})
+            why = "another process has changed the model at the same time: try again"
+            self.send(client, {"type": "reloaded"} if happened else {"type": "reload failed", "refused": why})
             return
         if self._stopping or (self._reload is not None and not self._reload.over):
             os.close(config)

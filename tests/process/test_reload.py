@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 from batch_inference import ConfigError, HostClosedError, ModelHost, ModelLoadError, connect
 from batch_inference.testing import alive, wait_until
 from tests.process.load import MANY, kill, supervisor_pid, value, worker_pid
+from tests.process.models import Affine
 
 DIES = "dies"
 
@@ -324,3 +326,17 @@ def test_reloading_takes_a_started_host_with_a_class() -> None:
             host.reload(3)
         host.reload()
         assert host.predict(value(1)).tolist() == [[2]]
+
+
+def test_a_reload_that_another_process_has_overtaken_is_refused_and_not_taken_for_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="bi-") as folder:  # a socket's path may have 107 characters
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        with ModelHost(Affine, name="shared")(2.0) as host, ModelHost(Affine, name="shared")(2.0) as other:
+            assert other._client is not None
+            monkeypatch.setattr(other._client.link, "_take_config", os.close)  # it has not heard of the other's yet
+            host.reload(3.0)
+            with pytest.raises(ModelLoadError, match="at the same time"):
+                other.reload(4.0)
+            assert other.predict(np.ones((1, 1))).tolist() == [[3]]
