@@ -15,7 +15,7 @@ from benchmarks.options import Options
 from benchmarks.peers.compare import described, started
 from benchmarks.peers.contender import Contender
 from benchmarks.peers.goals import spoken
-from benchmarks.peers.roster import BY_NAME, OURS, Peer
+from benchmarks.peers.roster import BY_NAME, OURS
 from benchmarks.report import log
 from benchmarks.workloads import iterations_per_ms
 
@@ -30,13 +30,13 @@ def version_of(python: str) -> str:
     return subprocess.run((python, "-c", code), capture_output=True, text=True, check=True).stdout.strip()
 
 
-def under(python: str, name: str) -> Peer:
-    return dataclasses.replace(BY_NAME[name], name=f"{name}, {version_of(python)}", python=python)
-
-
-def rows(workload: str, spread: bool, who: str, pythons: tuple[str, ...], options: Options) -> Iterator[Row]:
+def rows(workload: str, spread: bool, who: str, versions: dict[str, str], options: Options) -> Iterator[Row]:
+    """`versions`: of each interpreter, by its path."""
     burn = iterations_per_ms()
-    peers = [under(python, who) for python in pythons]
+    peers = [
+        dataclasses.replace(BY_NAME[who], name=f"{who}, {version}", python=python)
+        for python, version in versions.items()
+    ]
     made = [Contender(peer, workload, burn, spread=spread) for peer in peers]
     found: dict[tuple[int, str], list[Round]] = {}
     with started(made):
@@ -49,14 +49,15 @@ def rows(workload: str, spread: bool, who: str, pythons: tuple[str, ...], option
                     log(f"  {number + 1} {workload} {callers:3} {contender.name:22} {described(got)}")
     cores = "callers on every core" if spread else "callers on one core"
     for callers in CALLERS:
-        for peer, python in zip(peers, pythons):
+        for peer in peers:
             pairs = zip(found[callers, peer.name], found[callers, peers[0].name])
             samples = [Sample(got.rate, base.rate, max(got.foreign, base.foreign)) for got, base in pairs]
-            title = f"({workload}) {spoken(callers, who)}, {cores}, {version_of(python)}"
+            title = f"({workload}) {spoken(callers, who)}, {cores}, {versions[peer.python]}"
             yield judge(title, "/s", samples, faults=sum(got.faults for got in found[callers, peer.name]))
 
 
 def run(options: Options) -> list[Found]:
     if len(options.pythons) < 2:
         raise SystemExit("which interpreters? python -m benchmarks interpreters --python PATH PATH")
-    return [row for cell in CELLS for who in OURS for row in rows(*cell, who, options.pythons, options)]
+    versions = {python: version_of(python) for python in options.pythons}
+    return [row for cell in CELLS for who in OURS for row in rows(*cell, who, versions, options)]

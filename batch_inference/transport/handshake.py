@@ -97,9 +97,8 @@ class Connection:
         try:
             try:
                 data, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
-            except (
-                ConnectionResetError
-            ):  # the peer left unread what we said; that comes before its last words, and once
+            except ConnectionResetError:
+                # The peer left unread what we said; the kernel says so once, before it hands out the peer's last words.
                 data, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
