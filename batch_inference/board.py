@@ -69,17 +69,8 @@ def outstanding(cells: Sequence[int], index: int) -> int:
     return sum(cells[start : start + cells[CLIENT_ROWS] * ROW : ROW])
 
 
-def bucket(nanoseconds: int) -> int:
-    """The histogram bucket of a duration: four per power of two, from 1 us to about an hour."""
-    units = nanoseconds >> 10
-    if units < 4:
-        return units if units > 0 else 0
-    exponent = units.bit_length() - 3
-    return min(BUCKETS - 1, 4 * exponent + 4 + (units >> exponent & 3))
-
-
 def bucket_bounds(index: int) -> tuple[int, int]:
-    """The durations in ns, from and below, that `bucket` puts into bucket `index`."""
+    """The durations in ns, from and below, that `counting.bucket` puts into bucket `index`."""
     if index < 4:
         return index << 10, (index + 1) << 10
     exponent, part = index // 4 - 1, index % 4

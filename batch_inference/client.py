@@ -6,7 +6,7 @@ nobody waits for the reply any more. So whoever dies, what was not answered can 
 in another's request.
 
 Threads: any number call `predict` and `submit`; the link's monitor thread calls the `Events` methods. `_lock` guards
-`_outstanding`, the choice of a worker and `_over`; it is held for a few dictionary operations only. It is reentrant for
+the ledger and `_over`; it is held for a few dictionary operations only. It is reentrant for
 the sake of a signal handler that calls `stop()` in the middle of them.
 """
 
@@ -20,32 +20,28 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from batch_inference import board, deaths
+from batch_inference.counting import add, bucket
 from batch_inference.deaths import Death, Fatality
 from batch_inference.errors import (
     BatchInferenceError,
     HostClosedError,
     RequestTimeoutError,
 )
+from batch_inference.ledger import Ledger, Peer
 from batch_inference.room import Room
 from batch_inference.statistics import Statistics
 from batch_inference.transport import codec
-from batch_inference.transport.arena import Arena, Slot
+from batch_inference.transport.arena import Arena
 from batch_inference.transport.channel import KeyChannel, NearChannel, WaitChannel, chunks
 from batch_inference.transport.segment import Segment
+from batch_inference.transport.slot import Slot
 from batch_inference.transport.wire import (
-    DESCRIPTOR,
     DONE_AT,
     DONE_GEN,
     DROPPED,
     ERROR,
-    FINISHED,
-    FINISHED_OFFSET,
     GIVEN_UP,
-    HEADER_SIZE,
-    OK,
-    REPLY_SIZE,
     RUNS_ALONE,
-    SENT,
     STARTED_AFTER,
     STARTED_GEN,
     STATUS,
@@ -53,20 +49,7 @@ from batch_inference.transport.wire import (
     TRIES,
 )
 
-Share = tuple["Peer", list[Slot]]
-"""What a worker is to be sent."""
-
 TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
-
-
-class Peer(Protocol):
-    """A worker to which requests can be sent."""
-
-    index: int
-
-    def send(self, descriptors: bytes) -> None:
-        """Sends descriptors, one write's worth at most. Never blocks."""
-        ...
 
 
 class ClientLink(Protocol):
@@ -93,20 +76,20 @@ class Client:
     """Sends the requests of this process over a link, which calls its `Events` methods."""
 
     def __init__(self, shared_memory: int, make_link: Callable[[Client], ClientLink]) -> None:
-        self._outstanding: dict[int, Slot] = {}
         self._abandoned: deque[Slot] = deque()
         self._lock = threading.RLock()
-        self._ready: list[Peer] = []
-        self._counts = [0] * board.MAX_WORKERS  # outstanding requests per worker
         self._over: BatchInferenceError | None = None  # why no request is taken any more
         self._changed = threading.Condition()  # a worker is ready, a slot is free, or it is over
         self._thread_channels: list[WaitChannel] = []
         self._making = threading.Lock()
-        self.link = make_link(self)
-        self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
-        self.room = Room(
-            self.arena, self.link, self._outstanding, self._changed, self._check_open, self.sweep, self._abandoned
-        )
+        with self._lock:  # what the link has to tell waits until there is all that it takes to hear it
+            self.link = make_link(self)
+            self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
+            self._ledger = Ledger(self.link, self._least_loaded)
+            self._outstanding, self._ready = self._ledger.requests, self._ledger.ready
+            self.room = Room(
+                self.arena, self.link, self._outstanding, self._changed, self._check_open, self.sweep, self._abandoned
+            )
 
     # --- predict --------------------------------------------------------------------------------------------------
 
@@ -121,8 +104,7 @@ class Client:
             except IndexError:
                 channel = self._new_channel()
             self.send(slot, channel, deadline)
-            words, done_gen, gen = slot.segment.words, slot.word + DONE_GEN, slot.gen
-            while words[done_gen] != gen and slot.error is None:
+            while not slot.done:
                 if deadline is None:
                     channel.wait()
                 else:
@@ -174,15 +156,7 @@ class Client:
 
     def _write(self, slot: Slot, encoded: codec.Encoded) -> Slot:
         try:
-            memory, start, size = slot.segment.memory, slot.offset, len(encoded)
-            if slot.length != size:  # of its last use
-                slot.fit(size)
-            SENT.pack_into(memory, start, slot.gen, 0, size, 0, slot.room)
-            start += HEADER_SIZE
-            if type(encoded) is bytes:
-                memory[start : start + size] = encoded
-            else:
-                encoded.write(memory, start)  # type: ignore[union-attr]
+            slot.write(encoded)
         except BaseException:
             self.room.release(slot)
             raise
@@ -193,63 +167,47 @@ class Client:
 
         Without a worker that is ready the monitor sends it, once there is one.
         """
-        slot.channel, slot.arrived = channel, time.monotonic_ns()
-        slot.deadline = 0 if deadline is None else int(deadline * 1e9)
         with self._lock:
             if self._over is not None:
                 self._check_open()
-            self._outstanding[slot.key] = slot
+            peer = self._ledger.enter(slot, channel, deadline)
             if self.room.admitted:
                 self.room.admitted.discard(slot.key)
-            peer = self._assign(slot)
         if peer is not None:
-            peer.send(self.descriptor(slot))
+            peer.send(slot.descriptor(self.link.client_number))
 
     def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
         """`send` for several slots, each with its deadline."""
-        now, outstanding, admitted = time.monotonic_ns(), self._outstanding, self.room.admitted
+        shares: dict[Peer, list[bytes]] = {}
+        number, admitted = self.link.client_number, self.room.admitted
         with self._lock:
             self._check_open()
             for slot, deadline in slots:
-                slot.channel, slot.arrived = channel, now
-                slot.deadline = 0 if deadline is None else int(deadline * 1e9)
-                outstanding[slot.key] = slot
+                peer = self._ledger.enter(slot, channel, deadline)
                 if admitted:
                     admitted.discard(slot.key)
-            shares = self._assign_all([slot for slot, _ in slots])
+                if peer is not None:
+                    shares.setdefault(peer, []).append(slot.descriptor(number))
         self._send_shares(shares)
-
-    def descriptor(self, slot: Slot) -> bytes:
-        return DESCRIPTOR.pack(
-            self.link.client_number, slot.channel.number, slot.number, slot.unit, slot.gen, slot.arrived, slot.deadline
-        )
 
     def collect(self, slot: Slot) -> Any:
         """The reply to a request that is done, or the exception that it ended in; frees the slot."""
         with self._lock:
-            self._leave(slot)
+            self._ledger.leave(slot)
         return self.collect_left(slot)
 
     def leave_all(self, slots: Iterable[Slot]) -> None:
         """Requests that are done are not outstanding any more; `collect_left` gives their replies."""
-        outstanding, left = self._outstanding, dict[int, int]()
         with self._lock:
             for slot in slots:
-                if outstanding.pop(slot.key, None) is not None and (worker := slot.worker) is not None:
-                    left[worker.index] = left.get(worker.index, 0) + 1
-            for index, number in left.items():
-                self._count(index, -number)
+                self._ledger.leave(slot)
 
     def collect_left(self, slot: Slot) -> Any:
         """`collect` after `leave_all`."""
         try:
-            memory = slot.segment.memory
             if slot.gen & TRANSPORT_SAMPLE == 1 or slot.gen < FIRST_SAMPLES:
                 self._time_reply(slot)
-            size, _, status, _ = FINISHED.unpack_from(memory, slot.offset + FINISHED_OFFSET)
-            if status == OK and slot.error is None and slot.elsewhere is None:
-                return codec.decode(memory, slot.offset + slot.reply_at, size)
-            return self._collect_rare(slot)
+            return slot.reply(self._collect_rare)
         finally:
             self.room.release(slot)
 
@@ -259,7 +217,7 @@ class Client:
             raise slot.error
         if slot.elsewhere is None:
             memory, start = slot.segment.memory, slot.offset + slot.reply_at
-            size = slot.segment.quads[slot.quad + REPLY_SIZE]
+            size = slot.reply_size
         else:
             reply, size = slot.elsewhere
             memory, start = reply.memory, 0
@@ -274,7 +232,7 @@ class Client:
     def _time_reply(self, slot: Slot) -> None:
         took = time.monotonic_ns() - slot.segment.quads[slot.quad + DONE_AT]
         if slot.error is None:
-            self.link.cells[self.link.row + board.TRANSPORT + board.bucket(took)] += 1
+            add(self.link.cells, self.link.row + board.TRANSPORT + bucket(took), 1)
 
     def abandon(self, slot: Slot) -> None:
         """Gives a request up. Its slot comes back once the worker is through with it."""
@@ -303,7 +261,7 @@ class Client:
             with self._lock:
                 through = slot.done or slot.worker is None
                 if through:
-                    self._leave(slot)
+                    self._ledger.leave(slot)
             if through:
                 self.room.release(slot)
             else:
@@ -335,55 +293,21 @@ class Client:
             f"{len(self._outstanding)} of them of this process"
         )
 
-    def _assign(self, slot: Slot) -> Peer | None:
-        """Chooses the ready worker with least outstanding work, over all clients. Needs the lock."""
-        ready = self._ready
-        if not ready:
-            slot.worker = None
-            return None
-        peer = ready[0]
-        if len(ready) > 1:
-            peer = min(ready, key=lambda peer: self._load(peer.index))
-            ready.remove(peer)  # among equals each in turn
-            ready.append(peer)
-        slot.worker = peer
-        index, link = peer.index, self.link  # as _count does, but without the call
-        self._counts[index] = count = self._counts[index] + 1
-        link.cells[link.row + index] = count
-        return peer
-
-    def _assign_all(self, slots: list[Slot]) -> list[Share]:
-        """`_assign` for several slots: who gets which. Needs the lock."""
-        if slots and len(self._ready) == 1:
-            peer = self._ready[0]
-            for slot in slots:
-                slot.worker = peer
-            self._count(peer.index, len(slots))
-            return [(peer, slots)]
-        shares: dict[int, Share] = {}
+    def _assign_all(self, slots: list[Slot]) -> dict[Peer, list[bytes]]:
+        """Gives several slots to ready workers; the descriptors to send to each. Needs the lock."""
+        shares: dict[Peer, list[bytes]] = {}
         for slot in slots:
-            chosen = self._assign(slot)
-            if chosen is not None:
-                shares.setdefault(chosen.index, (chosen, []))[1].append(slot)
-        return list(shares.values())
+            peer = self._ledger.assign(slot)
+            if peer is not None:
+                shares.setdefault(peer, []).append(slot.descriptor(self.link.client_number))
+        return shares
 
-    def _load(self, index: int) -> int:
-        cells = self.link.cells
-        rows = cells[board.CLIENT_ROWS]
-        start = board.client_row(0) + board.OUTSTANDING + index
-        return sum(cells[start : start + rows * board.ROW : board.ROW])
-
-    def _count(self, index: int, change: int) -> None:
-        count = self._counts[index] = self._counts[index] + change
-        link = self.link
-        link.cells[link.row + index] = count  # board.OUTSTANDING is 0
-
-    def _leave(self, slot: Slot) -> None:
-        """Needs the lock."""
-        if self._outstanding.pop(slot.key, None) is not None and (worker := slot.worker) is not None:
-            index, link = worker.index, self.link  # as _count does, but without the call
-            self._counts[index] = count = self._counts[index] - 1
-            link.cells[link.row + index] = count
+    def _least_loaded(self, ready: list[Peer]) -> Peer:
+        """The ready worker with least outstanding work, over all clients; among equals each in turn."""
+        peer = min(ready, key=lambda peer: board.outstanding(self.link.cells, peer.index))
+        ready.remove(peer)
+        ready.append(peer)
+        return peer
 
     def _check_open(self) -> None:
         if self._over is not None:
@@ -420,7 +344,7 @@ class Client:
             for slot in [slot for slot in self._outstanding.values() if slot.worker is peer]:
                 if slot.done:
                     continue
-                self._count(peer.index, -1)
+                self._ledger.count(peer, -1)
                 slot.worker = None
                 if self._judge(slot, death, retry):
                     convicted.append([fatality.death for fatality in slot.deaths])
@@ -477,9 +401,10 @@ class Client:
             slot.segment.words[slot.word + DONE_GEN] = gen
         self._wake(slot)
 
-    def _send_shares(self, shares: list[Share]) -> None:
-        for peer, slots in shares:
-            for chunk in chunks([self.descriptor(slot) for slot in slots]):
+    @staticmethod
+    def _send_shares(shares: dict[Peer, list[bytes]]) -> None:
+        for peer, descriptors in shares.items():
+            for chunk in chunks(descriptors):
                 peer.send(chunk)
 
     def _wake(self, slot: Slot) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from batch_inference.client import Client
-from batch_inference.transport.arena import Slot
+from batch_inference.transport.slot import Slot
 
 
 class Submitted(Future[Any]):

@@ -28,7 +28,8 @@ from batch_inference.transport.channel import (
     NearChannel,
     WaitChannel,
 )
-from batch_inference.transport.inbox import LocalInbox, Peer
+from batch_inference.transport.inbox import LocalInbox
+from batch_inference.transport.incoming import Peer
 from batch_inference.transport.segment import Segment
 from batch_inference.transport.wire import slot_key
 from batch_inference.worker import Worker, warm_up

@@ -15,8 +15,7 @@ from typing import Any
 
 from batch_inference.client import Client
 from batch_inference.errors import BatchInferenceError, HostClosedError, RequestTimeoutError
-from batch_inference.transport.arena import Slot
-from batch_inference.transport.wire import DONE_GEN, REPLY_SIZE
+from batch_inference.transport.slot import Slot
 
 LARGE = 1 << 20  # bytes that are copied in a helper thread rather than in the loop
 HELPERS = 4
@@ -208,11 +207,11 @@ class LoopSide:
             if entry is None:
                 continue
             slot, done = entry
-            if slot.segment.words[slot.word + DONE_GEN] != slot.gen and slot.error is None:
+            if not slot.done:
                 continue
             if done.done():  # cancelled, or collected by a helper at this moment: its task sees to it
                 continue
-            if slot.error is None and (slot.elsewhere or slot.segment.quads[slot.quad + REPLY_SIZE] > LARGE):
+            if slot.error is None and (slot.elsewhere or slot.reply_size > LARGE):
                 done.set_result(_TO_BE_COLLECTED)
                 continue
             del waiting[key]

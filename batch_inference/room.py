@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sized
-from typing import Any, Protocol
 
 from batch_inference import board
 from batch_inference.errors import OverloadedError, RequestTimeoutError
-from batch_inference.transport.arena import Arena, Slot, order_of
+from batch_inference.ledger import Board
+from batch_inference.transport.arena import Arena, order_of
+from batch_inference.transport.slot import Slot
 from batch_inference.transport.wire import HEADER_SIZE, UNIT
 
 ORDERS_REMEMBERED = 4096
@@ -22,13 +23,6 @@ COUNT_INTERVAL = 64  # requests between counts of what other clients have pendin
 LEAST_REPLY_ROOM = 256
 FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
 SWEEP_INTERVAL = 0.02  # seconds between looks at what nobody tells a waiter of: given-up slots, other clients
-
-
-class Board(Protocol):
-    """What a client's link knows of the host's counts."""
-
-    cells: Any
-    row: int  # the board index of this client's first cell
 
 
 class Room:

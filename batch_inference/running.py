@@ -22,6 +22,7 @@ from batch_inference import board, tensors
 from batch_inference.ahead import Ahead
 from batch_inference.batcher.batcher import Batcher, model_arguments
 from batch_inference.batcher.multi_batcher import MultiBatcher
+from batch_inference.counting import add, bucket
 from batch_inference.errors import BatcherError, ItemErrors
 from batch_inference.isolation import Failure, Hope, blame, culprits
 from batch_inference.transport import codec
@@ -250,18 +251,14 @@ class Runner:
 
     def _count_batch(self, batch: Sequence[Request], nanoseconds: int, padding: tuple[int, int]) -> None:
         cells, row = self._cells, self._row
-        cells[row + board.BATCHES] += 1
-        cells[row + board.REQUESTS] += sum(map(_answers, batch))
-        cells[row + board.SIZE] += size_of(batch)
-        cells[row + board.RUNNING + board.bucket(nanoseconds)] += len(batch)
+        add(cells, row + board.BATCHES, 1, row + board.REQUESTS, sum(map(_answers, batch)))
+        add(cells, row + board.SIZE, size_of(batch), row + board.RUNNING + bucket(nanoseconds), len(batch))
         own, padded = padding
         if padded:
-            cells[row + board.OWN] += own
-            cells[row + board.PADDED] += padded
+            add(cells, row + board.OWN, own, row + board.PADDED, padded)
 
     def count_failed(self, requests: int, answered: int = 0) -> None:
-        self._cells[self._row + board.FAILED] += requests
-        self._cells[self._row + board.REQUESTS] += answered
+        add(self._cells, self._row + board.FAILED, requests, self._row + board.REQUESTS, answered)
 
 
 _answers, _size = operator.attrgetter("answers"), operator.attrgetter("size")

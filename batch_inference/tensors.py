@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from . import buffers
+from .speedups import in_c
 
 Spec = tuple[str, str, tuple[int, ...]]
 
@@ -147,6 +148,11 @@ def nbytes(spec: Spec) -> int:
         _torch()
         size = _ITEM_SIZES[spec[1]]
     return size * math.prod(spec[2])
+
+
+def numpy_dtype(spec: Spec) -> np.dtype[Any] | None:
+    """The dtype of a numpy array of this spec; None for a tensor of another framework."""
+    return _NUMPY_DTYPES[spec[1]] if spec[0] == "numpy" else None
 
 
 def exact_types() -> set[type]:
@@ -287,9 +293,21 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
     total = sum(map(len, values))
     if rows is None and type(first) is _ndarray and first.dtype in _NATIVE:
         if total * first.nbytes < buffers.WORTH_POOLING * len(first):
-            return first.copy() if len(values) == 1 else np.concatenate(values)
+            return joined(values)
     out = empty((rows or total, *first.shape[1:]), first)
     return completed(out, append(out, 0, values), rows or total)
+
+
+@in_c
+def joined(arrays: Sequence[Any]) -> Any:
+    """Numpy arrays of one kind joined on their first dimension, in memory of their own."""
+    return arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays)
+
+
+@in_c
+def rows(array: Any) -> list[Any]:
+    """The rows of a numpy array, each as an array of one row that shares its memory."""
+    return list(array[:, None])
 
 
 def append(out: Any, filled: int, values: Sequence[Any]) -> int:

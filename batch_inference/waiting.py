@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from batch_inference.batcher.batcher import Batcher
 from batch_inference.errors import BatcherError, RequestTooLargeError
 from batch_inference.policy import Queue
+from batch_inference.speedups import in_c
 from batch_inference.transport import codec
-from batch_inference.transport.inbox import Incoming
+from batch_inference.transport.incoming import Incoming
 from batch_inference.transport.wire import OK
 
 REMEMBERED = 4096  # layouts
@@ -166,6 +167,11 @@ class Intake:
         self._known: dict[codec.Layout | None, tuple[int, Hashable]] = {}
         self._remembers = batcher.by_shape
 
+    def sort(self, arrived: list[Incoming], start: int, limit: int, queues: dict[Hashable, deque[Request]]) -> int:
+        """Queues what arrived, from index `start` on, as long as its layout is known and its size within `limit`; the
+        index of the first request that takes more."""
+        return sort_known(arrived, start, limit, queues, self._known, self._batcher.borrows, ALONE)
+
     def requests(self, incoming: Incoming, limit: int, most: int) -> Sequence[Request]:
         """The request that arrived, in parts if it is larger than a batch may be: `limit`, which was learned, or `most`
         for one that cannot be divided by it. Runs code of callers and batchers, which may raise, or end the process."""
@@ -194,6 +200,35 @@ class Intake:
         return known
 
 
+@in_c
+def sort_known(
+    arrived: list[Incoming],
+    start: int,
+    limit: int,
+    queues: dict[Hashable, deque[Request]],
+    known: dict[codec.Layout | None, tuple[int, Hashable]],
+    lend: bool,
+    alone: Hashable,
+) -> int:
+    """See `Intake.sort`. `alone` is the kind of what must run alone. In Python nothing is quicker than `requests`."""
+    return start
+
+
+@in_c
+def cut(queue: deque[Request], limit: int, now: int) -> tuple[list[Request], int]:
+    """See `Waiting.cut`; the batch and its size."""
+    batch: list[Request] = []
+    size, alone = 0, len(queue) == 1
+    while queue and not (batch and size + queue[0].size > limit):
+        request = queue.popleft()
+        if request.claim(now, alone):
+            size += request.size
+            batch.append(request)
+        else:
+            request.drop()
+    return batch, size
+
+
 class Waiting:
     """The queues of a worker, one for each kind that waits."""
 
@@ -215,27 +250,20 @@ class Waiting:
         queues = [queue for kind, queue in self.queues.items() if not (kind is ALONE and self._alone_last)]
         return min(queues, key=lambda queue: queue[0].arrived)
 
-    def cut(self, queue: deque[Request], limit: int, now: int) -> list[Request]:
+    def cut(self, queue: deque[Request], limit: int, now: int) -> tuple[list[Request], int]:
         """Takes the next batch from `queue`, in order of arrival, at most `limit` in size or one request, and marks its
-        requests as claimed at `now` (in ns).
+        requests as claimed at `now` (in ns). Returns its size as well.
 
         Requests that nobody waits for any more never enter it.
         """
         self._alone_last = limit == ONE
-        batch: list[Request] = []
-        size, kind, alone = 0, queue[0].kind, len(queue) == 1
-        while queue and not (batch and size + queue[0].size > limit):
-            request = queue.popleft()
-            if request.claim(now, alone):
-                size += request.size
-                batch.append(request)
-            else:
-                request.drop()
+        kind, alone = queue[0].kind, len(queue) == 1
+        batch, size = cut(queue, limit, now)
         if not queue:
             del self.queues[kind]
         if len(batch) == 1 and not alone:
             batch[0].runs(alone=True)
-        return batch
+        return batch, size
 
 
 def summary(queue: deque[Request], limit: int) -> Queue | None:

@@ -18,15 +18,18 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from batch_inference import board, logs, payload, processes
+from batch_inference.counting import add, bucket
 from batch_inference.options import WORKER_VARIABLE
 from batch_inference.policy import LEARNING_INTERVAL, FixedDelay, Policy, Queue, Returning
-from batch_inference.running import ENDS, Runner, call_model, collate, size_of
+from batch_inference.running import ENDS, Runner, call_model, collate
 from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection
 from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
+from batch_inference.transport.incoming import Incoming
 from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, own_copy, summary
 
 DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
@@ -81,23 +84,34 @@ class Worker:
         else:
             arrived = self._inbox.receive(pause)
         cells, row = self._cells, self._row
-        cells[row + board.BEATS] += 1
+        add(cells, row + board.BEATS, 1)
         self._limit = limit = most = cells[board.MAX_BATCH_SIZE]
         if cells[row + board.SIZE_LIMIT]:
             self._limit = limit = self._smaller(most)
         told = None if self._policy.eager else self._policy.arrived
-        for incoming in arrived:
-            try:
-                for request in self._intake.requests(incoming, limit, most):
-                    if told is not None:
-                        told(incoming.arrived / 1e9, request.size)
-                    self._waiting.add(request)
-            except ENDS:
-                raise
-            except BaseException as error:
-                self._runner.count_failed(1, answered=1)
-                incoming.fail(error)
-                self._inbox.flush()
+        done = 0
+        while done < len(arrived):
+            start, done = done, self._intake.sort(arrived, done, limit, self._waiting.queues)
+            if told is not None:
+                for incoming in arrived[start:done]:
+                    told(incoming.arrived / 1e9, incoming.size)
+            if done < len(arrived):
+                self._take_one(arrived[done], limit, most, told)
+                done += 1
+
+    def _take_one(self, incoming: Incoming, limit: int, most: int, told: Callable[[float, int], None] | None) -> None:
+        """Queues a request that takes more than to look up what is known of its layout."""
+        try:
+            for request in self._intake.requests(incoming, limit, most):
+                if told is not None:
+                    told(incoming.arrived / 1e9, request.size)
+                self._waiting.add(request)
+        except ENDS:
+            raise
+        except BaseException as error:
+            self._runner.count_failed(1, answered=1)
+            incoming.fail(error)
+            self._inbox.flush()
 
     def _smaller(self, most: int) -> int:
         """`most`, or the size that memory was found to hold, as long as that is less than any max_batch_size since."""
@@ -131,15 +145,15 @@ class Worker:
     def _serve(self, queue: deque[Request], limit: int, why: int) -> None:
         """Cuts a batch from a queue, and runs it. `why` it is cut now, unless it is full."""
         started = time.monotonic_ns()
-        batch = self._waiting.cut(queue, limit, started)
+        batch, size = self._waiting.cut(queue, limit, started)
         if not batch:  # nobody waits for any of them
             self._inbox.flush()
             return
-        size, requests, cells, row = size_of(batch), len(batch), self._cells, self._row
+        requests, cells, row = len(batch), self._cells, self._row
         self._turn += 1
         waited = started - batch[self._turn % requests].arrived  # one stands for all, each place in its turn
-        cells[row + board.WAITING + board.bucket(waited)] += requests
-        cells[row + (board.CUT_FULL if queue or size >= limit else why)] += 1
+        why = board.CUT_FULL if queue or size >= limit else why
+        add(cells, row + board.WAITING + bucket(waited), requests, row + why, 1)
         self._runner.run(batch)
         self._inbox.flush()
         now = time.monotonic()

@@ -34,6 +34,26 @@ provide_ensurepip() {
     fi
 }
 
+# What builds the extension, which most of the speed comes from; without it the library runs in Python.
+provide_compiler() {
+    local lacks
+    lacks="$("$1" - <<'END'
+import os, shutil, sys, sysconfig
+compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+lacks = [] if shutil.which(compiler) else ["gcc", "libc6-dev"]
+print(*lacks, *([] if os.path.exists(headers) else ["python%d.%d-dev" % sys.version_info[:2]]))
+END
+    )"
+    [ -z "$lacks" ] && return
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        say "installing $lacks, to build the extension"
+        # shellcheck disable=SC2086 # several names
+        apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $lacks && return
+    fi
+    say "$lacks cannot be had: the library is installed without its extension, and takes more time for each request"
+}
+
 prepare() {
     local name="$1" extras="$2" base stamp state
     python="$PWD/.venv/bin/python"
@@ -44,10 +64,11 @@ prepare() {
         "$base" -m venv --clear .venv || fail "could not make .venv with $base."
     fi
     stamp=".venv/installed-$name"
-    state="$(cat pyproject.toml constraints.txt setup.cfg scripts/environment.sh | cksum) $PWD"
+    state="$(cat pyproject.toml constraints.txt setup.cfg setup.py batch_inference/_speedups.c scripts/environment.sh | cksum) $PWD"
     # Tests start interpreters by the hundred; where PYTHONDONTWRITEBYTECODE is set each would compile the library anew.
     "$python" -m compileall -q batch_inference
     [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return
+    provide_compiler "$python"
     say "installing batch_inference[$extras] into .venv; the first time takes some minutes"
     # compat: a plain path entry, not an import hook that remembers which packages there were
     "$python" -m pip install --constraint constraints.txt --config-settings editable_mode=compat --editable ".[$extras]" ||

@@ -177,7 +177,7 @@ def scatter(output: Any, counts: Sequence[int], rows: int) -> list[Any]:
     """Take a model's output of `rows` rows apart: ``counts[i]`` of them for request i; further rows are padding and
     dropped. Slices share the output's memory."""
     if type(output) is np.ndarray and counts.count(1) == len(counts) == rows and output.shape[:1] == (rows,):
-        return list(output[:, None])  # one row each: what slices would give, without making them
+        return tensors.rows(output)
     slices = []
     start = 0
     for count in counts:

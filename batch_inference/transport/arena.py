@@ -14,20 +14,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from batch_inference.errors import RequestTooLargeError
 from batch_inference.transport.segment import Segment
-from batch_inference.transport.wire import (
-    DONE_GEN,
-    HEADER_SIZE,
-    QUADS_PER_UNIT,
-    SENT,
-    UNIT,
-    WORDS_PER_UNIT,
-    reply_at,
-    slot_key,
-)
+from batch_inference.transport.slot import Slot
+from batch_inference.transport.wire import HEADER_SIZE, SENT
 
 MIN_ORDER = 10
 FIRST_SEGMENT_ORDER = 20
@@ -37,69 +28,6 @@ GENERATIONS = 0xFFFF_FFFF
 def order_of(nbytes: int) -> int:
     """log2 of the size of the slots for a request and reply of `nbytes` together, header included."""
     return max(MIN_ORDER, (nbytes - 1).bit_length())
-
-
-class Slot:
-    """A piece of a segment that carries one request and its reply. The fields below `gen` belong to the client."""
-
-    __slots__ = (
-        "segment",  # Segment
-        "number",  # of the segment, within the arena
-        "offset",  # bytes from the segment's start
-        "order",  # log2 of the size
-        "unit",  # offset in units
-        "word",  # index of the header's first word in segment.words
-        "quad",  # index of the header's first quad in segment.quads
-        "key",  # wire.slot_key
-        "gen",  # of the present use
-        "channel",  # the channel on which its caller is woken
-        "worker",  # the peer it was sent to, or None while no worker is ready
-        "arrived",  # ns
-        "deadline",  # ns, 0 for none
-        "length",  # bytes of the encoded request
-        "reply_at",  # where its reply starts, from offset; follows from length, as does
-        "room",  # bytes for the reply
-        "deaths",  # deaths.Fatality, for each worker that died with it in the running batch
-        "error",  # exception that this process set in place of a reply
-        "elsewhere",  # a reply that did not fit, as (Segment, length)
-        "abandoned",  # nobody waits: free it when the worker is through with it
-    )
-
-    def __init__(self, segment: Segment, number: int, offset: int, order: int) -> None:
-        self.segment = segment
-        self.number = number
-        self.offset = offset
-        self.order = order
-        self.unit = offset // UNIT
-        self.word = offset // UNIT * WORDS_PER_UNIT
-        self.quad = offset // UNIT * QUADS_PER_UNIT
-        self.key = slot_key(number, offset // UNIT)
-        self.gen = 0
-        self.channel: Any = None
-        self.worker: Any = None
-        self.arrived = self.deadline = 0
-        self.fit(0)
-        self.deaths: tuple[Any, ...] = ()
-        self.error: BaseException | None = None
-        self.elsewhere: tuple[Segment, int] | None = None
-        self.abandoned = False
-
-    def __repr__(self) -> str:
-        return f"<Slot {self.number}:{self.offset} of {1 << self.order} bytes, gen {self.gen}>"
-
-    def fit(self, length: int) -> None:
-        """Divides the slot for a request of `length` bytes and its reply."""
-        self.length, self.reply_at = length, reply_at(length)
-        self.room = (1 << self.order) - self.reply_at
-
-    @property
-    def size(self) -> int:
-        return 1 << self.order
-
-    @property
-    def done(self) -> bool:
-        """Whether there is a reply, or an error in its place."""
-        return self.segment.words[self.word + DONE_GEN] == self.gen or self.error is not None
 
 
 class Arena:

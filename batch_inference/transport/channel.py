@@ -28,7 +28,7 @@ from typing import Protocol
 
 from batch_inference.errors import TransportError
 from batch_inference.transport.scarce import explained
-from batch_inference.transport.wire import DESCRIPTOR, DESCRIPTORS_PER_WRITE, ENTRIES_PER_WRITE, ENTRY, slot_key
+from batch_inference.transport.wire import DESCRIPTORS_PER_WRITE, ENTRIES_PER_WRITE, ENTRY, slot_key
 
 _READ_SIZE = 1 << 16
 NO_ENTRY = ENTRY.pack(0xFFFF, 0xFFFF, 0xFFFF_FFFF)
@@ -80,15 +80,15 @@ class LocalRequestPipe:
         self._queue.put(descriptors)
         return True
 
-    def read(self, timeout: float | None) -> list[tuple[int, ...]]:
+    def read(self, timeout: float | None) -> bytes:
         """What waits; blocks for the first for `timeout` seconds (None: for as long as it takes)."""
         try:
             parts = [self._queue.get(timeout=timeout) if timeout != 0 else self._queue.get_nowait()]
             while not self._queue.empty():
                 parts.append(self._queue.get_nowait())
         except queue.Empty:
-            return []
-        return list(DESCRIPTOR.iter_unpack(b"".join(parts)))
+            return b""
+        return b"".join(parts)
 
 
 def read_waiting(fd: int) -> bytes:
@@ -149,6 +149,8 @@ class KeyChannel(NearChannel, Protocol):
 class FarChannel(Protocol):
     """The worker's end: `post` each finished slot, `flush` at the end of a batch."""
 
+    eventfd: int  # what `post` adds one to, if that is all it does; or -1
+
     def post(self, segment: int, unit: int) -> bool:
         """Tells of a finished slot; True when it takes a `flush` to send that."""
         ...
@@ -187,11 +189,11 @@ class ThreadChannel:
 
 class FarThreadChannel:
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.eventfd = fd
 
     def post(self, segment: int, unit: int) -> bool:
         try:
-            os.eventfd_write(self._fd, 1)
+            os.eventfd_write(self.eventfd, 1)
         except BlockingIOError:
             pass  # it is full: then its reader is woken anyway
         return False
@@ -200,10 +202,10 @@ class FarThreadChannel:
         return True
 
     def fileno(self) -> int:
-        return self._fd
+        return self.eventfd
 
     def close(self) -> None:
-        os.close(self._fd)
+        os.close(self.eventfd)
 
 
 class PipeChannel:
@@ -243,6 +245,8 @@ class PipeChannel:
 class FarPipeChannel:
     """Keeps what a full pipe does not take; the worker flushes again when `fileno` becomes writable."""
 
+    eventfd = -1
+
     def __init__(self, fd: int) -> None:
         try:
             self._fd = reopen(fd, os.O_RDWR | os.O_NONBLOCK)
@@ -274,6 +278,8 @@ class FarPipeChannel:
 class LocalThreadChannel:
     """Both ends of a waiting thread's channel: a lock that its waiter holds."""
 
+    eventfd = -1
+
     def __init__(self, number: int) -> None:
         self.number = number
         self._lock = threading.Lock()
@@ -304,6 +310,8 @@ class LocalThreadChannel:
 
 class LocalKeyChannel:
     """Both ends of a channel of keys within one process: `deliver` gets them in the worker's thread."""
+
+    eventfd = -1
 
     def __init__(self, number: int, deliver: Callable[[list[int]], None]) -> None:
         self.number = number

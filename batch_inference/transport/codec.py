@@ -30,6 +30,7 @@ import cloudpickle
 
 from batch_inference import by_value, tensors
 from batch_inference.errors import BatchInferenceError, ModelError, RemoteTraceback, TransportError
+from batch_inference.speedups import in_c
 from batch_inference.transport.wire import align
 
 Memory = mmap.mmap | bytearray
@@ -103,10 +104,11 @@ class _Pickled:
 class Layout:
     """Where everything lies in the bytes of a plain value of one structure, with given dtypes and shapes.
 
-    There is one object per layout that arrives, so it can stand for structure, dtypes and shapes as a key.
+    There is one object per layout that arrives, so it can stand for structure, dtypes and shapes as a key. For a numpy
+    array, or a request of one, `only` is its dtype, its shape, where its bytes start, and whether it is a request.
     """
 
-    __slots__ = ("template", "offsets", "head", "size", "view", "copy", "prefix", "_fillers")
+    __slots__ = ("template", "offsets", "head", "size", "view", "copy", "prefix", "only", "_fillers")
 
     def __init__(self, template: Any, specs: tuple[tensors.Spec, ...]) -> None:
         header = pickle.dumps((template, specs), protocol=5)
@@ -123,6 +125,9 @@ class Layout:
         small = self.size <= _SMALL and all(map(tensors.has_tobytes, specs))
         self._fillers = fillers if small else None
         self.prefix = fillers[0] if small and len(specs) == 1 else None  # of the bytes of the only tensor, if small
+        self.only = None
+        if (dtype := tensors.numpy_dtype(specs[0])) is not None and template in (_LEAF, ("tuple", None, (_LEAF,))):
+            self.only = dtype, specs[0][2], self.offsets[0], template is not _LEAF
         self.view = self._reader(specs, lend=True)
         self.copy = self._reader(specs, lend=False)
 
@@ -154,6 +159,7 @@ _by_header: dict[bytes, Layout] = {}
 _latest: Layout | None = None  # the last that was read: most often the next one too
 
 
+@in_c
 def encode(value: Any) -> Encoded:
     """Prepares `value` for writing; TypeError for what cannot travel (sparse and quantised tensors)."""
     if type(value) is tensors.ARRAY:  # mostly a reply
@@ -161,11 +167,11 @@ def encode(value: Any) -> Encoded:
             return _array_prefixes[value.dtype, value.shape] + value.tobytes()  # type: ignore[no-any-return]
         except KeyError:
             pass
-    return _encode(value)
+    return encode_any(value)
 
 
-def _encode(value: Any) -> Encoded:
-    """The same for any value."""
+def encode_any(value: Any) -> Encoded:
+    """The same, and it is remembered how values of this layout are encoded."""
     if type(value) is tuple:  # tensors side by side are told by their specs alone
         specs: Any = tuple(map(tensors.spec, value))
         try:
@@ -189,6 +195,18 @@ def _encode(value: Any) -> Encoded:
     return layout.encode(leaves)
 
 
+def prefix_of(value: Any) -> bytes | None:
+    """What comes before the bytes of a numpy array, or of a request of one; None if it does not travel as it is."""
+    request = type(value) is tuple
+    spec = tensors.spec(value[0] if request else value)
+    if spec is None:
+        return None
+    key, template = ((spec,), ("tuple", None, (_LEAF,))) if request else (spec, _LEAF)
+    layout = _by_value.get(key) or _remember(key, template, (spec,), value)
+    return layout.head.ljust(layout.offsets[0], b"\0")
+
+
+@in_c
 def encode_request(args: tuple[Any, ...]) -> Encoded:
     """`encode` for the arguments of a request; TypeError that names the one that cannot travel."""
     if len(args) == 1 and type(array := args[0]) is tensors.ARRAY:
@@ -196,8 +214,13 @@ def encode_request(args: tuple[Any, ...]) -> Encoded:
             return _call_prefixes[array.dtype, array.shape] + array.tobytes()  # type: ignore[no-any-return]
         except KeyError:
             pass
+    return encode_any_request(args)
+
+
+def encode_any_request(args: tuple[Any, ...]) -> Encoded:
+    """The same, and it is remembered how requests of this layout are encoded."""
     try:
-        return _encode(args)
+        return encode_any(args)
     except Exception as error:
         for index, argument in enumerate(args):
             try:
@@ -211,6 +234,7 @@ def encode_request(args: tuple[Any, ...]) -> Encoded:
         raise
 
 
+@in_c
 def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> Any:
     """The value whose `length` bytes start at `offset`.
 
@@ -219,7 +243,7 @@ def decode(memory: Memory, offset: int, length: int, *, lend: bool = False) -> A
     """
     layout = layout_at(memory, offset, length)
     if layout is None:
-        return _unpickle(memory, offset, length)
+        return unpickle(memory, offset, length)
     return layout.view(memory, offset) if lend else layout.copy(memory, offset)
 
 
@@ -354,7 +378,8 @@ def _pickled(value: Any) -> Encoded:
     return _Pickled([head + data, *raw])
 
 
-def _unpickle(memory: Memory, offset: int, length: int) -> Any:
+def unpickle(memory: Memory, offset: int, length: int) -> Any:
+    """The pickled value whose `length` bytes start at `offset`. TransportError as for `decode`."""
     try:
         _, count, size = _PICKLE_HEAD.unpack_from(memory, offset)
         lengths = struct.unpack_from(f"={count}Q", memory, offset + _PICKLE_HEAD.size)

@@ -1,16 +1,14 @@
-"""The worker's end of the transport: the memory and channels of its clients, the requests that arrive, their replies.
+"""The worker's end of the transport: where its clients' requests come in, and what else the worker hears of.
 
 A descriptor may overtake the segment or channel that it names, since those come by way of the supervisor: it is
-*parked* until they are here. Nothing in a descriptor or a header is believed: places are checked against the segment,
-and what does not fit is ignored, so a client that writes nonsense hurts only itself.
+*parked* until they are here.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from batch_inference.errors import TransportError
@@ -23,172 +21,20 @@ from batch_inference.transport.channel import (
     read_waiting,
 )
 from batch_inference.transport.handshake import Connection, close_all
+from batch_inference.transport.incoming import Incoming, Peer, Sink, open_requests
 from batch_inference.transport.scarce import explanation
 from batch_inference.transport.segment import Segment
-from batch_inference.transport.wire import (
-    CLIENT,
-    DESCRIPTOR,
-    DROPPED,
-    ERROR,
-    FINISHED,
-    FINISHED_OFFSET,
-    GIVEN_UP,
-    HEADER_SIZE,
-    OK,
-    RUNS_ALONE,
-    SENT,
-    STARTED,
-    STARTED_OFFSET,
-    STATUS,
-    TICK,
-    UNIT,
-    WORDS_PER_UNIT,
-    reply_at,
-)
-
-Descriptor = tuple[int, ...]
+from batch_inference.transport.wire import CLIENT, DESCRIPTOR
 
 MAX_PARKED = 1 << 16
 """Descriptors that wait for their segment; in more than so many, the oldest are nobody's."""
 
 
-class Peer:
-    """A client as its worker sees it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.segments: dict[int, Segment] = {}
-        self.channels: dict[int, FarChannel] = {}
-        self.gone = False
-
-
-class Incoming:
-    """A request in its caller's slot, until it has been answered there."""
-
-    __slots__ = (
-        "peer",
-        "arrived",
-        "deadline",
-        "alone",
-        "args",
-        "size",
-        "kind",
-        "_inbox",
-        "_segment",
-        "_channel",
-        "_number",
-        "_unit",
-        "_gen",
-        "_start",
-        "_length",
-        "_room",
-    )
-
-    answers = 1  # how many calls it stands for in the statistics
-
-    args: tuple[Any, ...]  # these three are set by who queues it
-    size: int
-    kind: Hashable
-
-    def __init__(
-        self, inbox: Inbox, peer: Peer, segment: Segment, channel: FarChannel, descriptor: Descriptor, sent: Descriptor
-    ) -> None:
-        """`sent` is the client's half of the slot's header."""
-        _, _, self._number, self._unit, self._gen, self.arrived, self.deadline = descriptor
-        _, _, self._length, tries, self._room = sent
-        self.alone = tries > 0  # a worker died under it: it must share no batch
-        self.peer = peer
-        self._inbox = inbox
-        self._segment = segment
-        self._channel = channel
-        self._start = self._unit * UNIT
-
-    def decode(self, lend: bool, takes: bool = False) -> tuple[tuple[Any, ...], codec.Layout | None]:
-        """The arguments of the call, and their layout if they are plain; with `lend`, views of the caller's memory.
-
-        With `takes`, a request whose decoding runs code of others (unpickling) is marked as `take` does.
-        """
-        segment, start, length = self._segment, self._start + HEADER_SIZE, self._length
-        if start + length > segment.size:
-            raise TransportError("a request claims to reach beyond its segment: the slot was overwritten")
-        layout = codec.layout_at(segment.memory, start, length)
-        if layout is None:
-            if takes:
-                self.take()
-            value = codec.decode(segment.memory, start, length)
-        else:
-            value = layout.view(segment.memory, start) if lend else layout.copy(segment.memory, start)
-        if type(value) is not tuple:
-            raise TransportError("a request is not a tuple of arguments: the slot was overwritten")
-        return value, layout
-
-    def fresh_args(self, lend: bool) -> tuple[Any, ...]:
-        """The arguments as they were sent, for another run."""
-        return self.decode(lend)[0]
-
-    def unwanted(self, now: int) -> bool:
-        """Whether nobody waits for the answer any more. `now` is CLOCK_MONOTONIC in ns."""
-        given_up = self._segment.words[self._unit * WORDS_PER_UNIT + GIVEN_UP] == self._gen
-        return given_up or 0 < self.deadline < now or self.peer.gone
-
-    def take(self) -> None:
-        """Marks the request as the only one that the worker deals with, until `rest`: what dies now dies of it."""
-        STARTED.pack_into(self._segment.memory, self._start + STARTED_OFFSET, RUNS_ALONE, 0, 0, self._gen)
-
-    def rest(self) -> None:
-        """Marks a request that was taken as one that waits."""
-        STARTED.pack_into(self._segment.memory, self._start + STARTED_OFFSET, 0, 0, 0, 0)
-
-    def claim(self, now: int, alone: bool) -> bool:
-        """Marks the request as one that the model may see from `now` on (CLOCK_MONOTONIC in ns), it only if `alone`.
-
-        False, and nothing is marked, if nobody waits for it any more.
-        """
-        segment, gen, deadline = self._segment, self._gen, self.deadline
-        given_up = segment.words[self._unit * WORDS_PER_UNIT + GIVEN_UP] == gen
-        if given_up or (deadline and deadline < now) or self.peer.gone:  # as `unwanted`, but without the call
-            return False
-        after = (now - self.arrived) // TICK & 0xFFFF_FFFF
-        STARTED.pack_into(segment.memory, self._start + STARTED_OFFSET, RUNS_ALONE if alone else 0, 0, after, gen)
-        return True
-
-    def runs(self, alone: bool) -> None:
-        """Marks a request that was claimed, and has no reply yet, as the only one that the model has, or not so."""
-        self._segment.words[self._unit * WORDS_PER_UNIT + STATUS] = RUNS_ALONE if alone else 0
-
-    def reply(self, encoded: codec.Encoded, status: int = OK) -> None:
-        """Writes an encoded value into the caller's slot, or beside it if it does not fit, and wakes the caller."""
-        if self.peer.gone:
-            return
-        segment, size = self._segment, len(encoded)
-        start = self._start + reply_at(self._length)
-        if size > self._room or start + size > segment.size:
-            self._inbox.reply_elsewhere(self.peer, (self._number, self._unit, self._gen, status), encoded)
-            return
-        memory = segment.memory
-        if type(encoded) is bytes:
-            memory[start : start + size] = encoded
-        else:
-            encoded.write(memory, start)  # type: ignore[union-attr]
-        # From here on the slot is the client's again.
-        FINISHED.pack_into(memory, self._start + FINISHED_OFFSET, size, time.monotonic_ns(), status, self._gen)
-        if self._channel.post(self._number, self._unit):
-            self._inbox.posted.add(self._channel)
-
-    def fail(self, error: BaseException) -> None:
-        self.reply(codec.encode_error(error), ERROR)
-
-    def drop(self) -> None:
-        """Gives the slot back unanswered: nobody waits."""
-        self.reply(b"", DROPPED)
-
-
-class Inbox(Protocol):
+class Inbox(Sink, Protocol):
     """Where a worker's requests come from."""
 
     draining: bool  # no more will come: what waits is not to wait for company
     quitting: bool
-    posted: set[FarChannel]
 
     def receive(self, timeout: float | None) -> list[Incoming]:
         """The requests that have arrived; waits up to `timeout` seconds for one (None: for as long as it takes).
@@ -196,8 +42,6 @@ class Inbox(Protocol):
         Returns early, with none, when something else is to be heard of.
         """
         ...
-
-    def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None: ...
 
     def flush(self) -> None:
         """Sends the wake-ups of the replies that were written."""
@@ -218,7 +62,7 @@ class RemoteInbox:
         self._poll.register(self._control_fd, select.POLLIN)
         self._peers: dict[int, Peer] = {}
         self._gone: set[int] = set()
-        self._parked: list[Descriptor] = []
+        self._parked = b""  # descriptors
         self._full: list[FarChannel] = []  # channels that could not take all wake-ups
 
     def receive(self, timeout: float | None) -> list[Incoming]:
@@ -239,7 +83,7 @@ class RemoteInbox:
         opened: list[Incoming] = []
         if commands:
             self._obey()
-            parked, self._parked = self._parked, []
+            parked, self._parked = self._parked, b""
             self._open(parked, opened)
         if requests:
             self._open_waiting(read_waiting(self._pipe), opened)
@@ -248,15 +92,14 @@ class RemoteInbox:
     def _open_waiting(self, data: bytes, opened: list[Incoming]) -> None:
         """Opens the requests whose descriptors were read from the pipe."""
         size, before = DESCRIPTOR.size, len(opened)
-        excess = len(data) % size
-        self._open(DESCRIPTOR.iter_unpack(data[:-excess] if excess else data), opened)
+        self._open(data, opened)
         if (len(opened) - before) * size != len(data):
             # Some are early or late, or somebody wrote what is no descriptor: then those of others may lie between the
             # places where they should.
             places = sorted(place for client in self._peers for place in occurrences(CLIENT.pack(client), data))
-            misplaced = [place for place in places if place % size and place + size <= len(data)]
-            parked, self._parked = self._parked, []
-            self._open([DESCRIPTOR.unpack_from(data, place) for place in misplaced], opened)
+            misplaced = [data[place : place + size] for place in places if place % size and place + size <= len(data)]
+            parked, self._parked = self._parked, b""
+            self._open(b"".join(misplaced), opened)
             self._parked = parked
 
     def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
@@ -271,26 +114,18 @@ class RemoteInbox:
             self.flush()
         return bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT), self._pipe in ready
 
-    def _open(self, descriptors: Iterable[Descriptor], opened: list[Incoming]) -> None:
+    def _open(self, descriptors: bytes, opened: list[Incoming]) -> None:
         """Adds the requests in slots that are here; descriptors whose memory or channel has yet to come are parked."""
-        now = time.monotonic_ns()
-        for descriptor in descriptors:
-            client, channel, number, unit, gen, arrived, _ = descriptor
-            if not 0 < arrived <= now:
-                continue
-            try:
-                peer = self._peers[client]
-                memory, far = peer.segments[number], peer.channels[channel]
-            except KeyError:
-                if client not in self._gone:
-                    self._parked.append(descriptor)
-                continue
-            if unit < memory.units:
-                sent = SENT.unpack_from(memory.memory, unit * UNIT)
-                if sent[0] == gen:
-                    opened.append(Incoming(self, peer, memory, far, descriptor, sent))
-        if self._parked:
-            del self._parked[:-MAX_PARKED]
+        unknown = open_requests(self, self._peers, descriptors, opened)
+        if unknown:
+            self._park(unknown)
+
+    def _park(self, descriptors: bytes) -> None:
+        """Keeps descriptors for when there is more; those of clients that have left are nobody's."""
+        size = DESCRIPTOR.size
+        parts = [descriptors[at : at + size] for at in range(0, len(descriptors), size)]
+        self._parked += b"".join([part for part in parts if CLIENT.unpack_from(part)[0] not in self._gone])
+        self._parked = self._parked[-MAX_PARKED * size :]
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:
         number, unit, gen, status = slot
@@ -354,7 +189,8 @@ class RemoteInbox:
 
     def _forget(self, number: int) -> None:
         self._gone.add(number)
-        self._parked = [descriptor for descriptor in self._parked if descriptor[0] != number]
+        parked, self._parked = self._parked, b""
+        self._park(parked)
         peer = self._peers.pop(number, None)
         if peer is None:
             return
@@ -376,17 +212,12 @@ class LocalInbox:
         self.draining = self.quitting = False
         self.posted: set[FarChannel] = set()
         self._pipe = pipe
-        self._peer = peer
+        self._peers = {peer.number: peer}
         self._deliver = deliver
 
     def receive(self, timeout: float | None) -> list[Incoming]:
-        peer, opened = self._peer, []
-        for descriptor in self._pipe.read(timeout):
-            _, channel, number, unit, gen, _, _ = descriptor
-            if gen:
-                memory, far = peer.segments[number], peer.channels[channel]
-                sent = SENT.unpack_from(memory.memory, unit * UNIT)
-                opened.append(Incoming(self, peer, memory, far, descriptor, sent))
+        opened: list[Incoming] = []
+        open_requests(self, self._peers, self._pipe.read(timeout), opened)
         return opened
 
     def reply_elsewhere(self, peer: Peer, slot: tuple[int, int, int, int], encoded: Any) -> None:

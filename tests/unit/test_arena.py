@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from batch_inference.errors import RequestTooLargeError
 from batch_inference.transport import segment
-from batch_inference.transport.arena import MIN_ORDER, Arena, Slot
+from batch_inference.transport.arena import MIN_ORDER, Arena
+from batch_inference.transport.slot import Slot
 from batch_inference.transport.wire import DONE_GEN, HEADER_SIZE, UNIT
 
 MIB = 1 << 20

@@ -27,14 +27,16 @@ ALLOWED = {
     "deaths": "errors",
     "watching": "",
     "board": "",
+    "speedups": "",  # what is in C instead
+    "counting": "board speedups",
     "statistics": "board",
     "testing": "",
     "buffers": "",
-    "tensors": "buffers errors",
+    "tensors": "buffers errors speedups",
     # three that do not know each other: policy above, and
     "batcher": "buffers errors tensors",
     "by_value": "",
-    "transport": "by_value errors tensors",
+    "transport": "by_value errors speedups tensors",
     # what goes along to the other processes
     "options": "board errors policy",
     "description": "options",
@@ -45,16 +47,18 @@ ALLOWED = {
     "reloading": "crew transport",
     "supervisor": "board crew description errors logs machine payload processes reloading transport watching",
     # the worker process
-    "waiting": "batcher errors policy transport",
+    "waiting": "batcher errors policy speedups transport",
     "ahead": "batcher buffers tensors waiting",
-    "running": "ahead batcher board errors isolation tensors transport waiting",
+    "running": "ahead batcher board counting errors isolation tensors transport waiting",
     "worker": (
-        "batcher board buffers errors logs machine options payload policy processes running tensors transport waiting"
+        "batcher board buffers counting errors logs machine options payload policy processes running tensors transport "
+        "waiting"
     ),
     # the application's process
     "link": "board deaths errors logs machine options payload processes statistics transport",
-    "room": "board errors transport",
-    "client": "board deaths errors link machine options payload room statistics tensors transport",
+    "ledger": "board speedups transport",
+    "room": "board errors ledger transport",
+    "client": "board counting deaths errors ledger link machine options payload room statistics tensors transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process

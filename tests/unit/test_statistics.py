@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_inference import board
-from batch_inference.board import BUCKETS, bucket, bucket_bounds
+from batch_inference.board import BUCKETS, bucket_bounds
+from batch_inference.counting import bucket
 from batch_inference.statistics import Percentiles, read_board
 
 

@@ -15,8 +15,9 @@ from batch_inference.payload import Recipe
 from batch_inference.policy import FixedDelay, Policy
 from batch_inference.transport import codec, segment
 from batch_inference.transport.channel import LocalKeyChannel
-from batch_inference.transport.inbox import Incoming, Peer
+from batch_inference.transport.incoming import Incoming, Peer, open_requests
 from batch_inference.transport.wire import (
+    DESCRIPTOR,
     DONE_GEN,
     ERROR,
     GIVEN_UP,
@@ -97,9 +98,10 @@ class Bench:
         self.draining = self.quitting = False
         self.posted: set[Any] = set()
         self.waits: list[float | None] = []
-        self._peer = Peer(0)
-        self._channel = LocalKeyChannel(0, lambda keys: None)
         self._memory = segment.private(1 << 24)
+        self._peer = Peer(0)
+        self._peer.segments[0] = self._memory
+        self._peer.channels[0] = LocalKeyChannel(0, lambda keys: None)
         self._unit = 0
         self._rounds: list[list[Incoming] | Callable[[], None]] = []
         model = type("Model", (), {"predict_batch": staticmethod(run)})()
@@ -109,17 +111,16 @@ class Bench:
 
     def send(self, requests: Sequence[tuple[Any, ...]], tries: int = 0) -> list[Sent]:
         """One more round of requests."""
-        sent, opened = [], []
+        sent, descriptors, opened = [], b"", list[Incoming]()
         for args in requests:
             encoded, unit = codec.encode(args), self._unit
             size, start = len(encoded), unit * UNIT
-            header = (1, 0, size, tries, ROOM)
-            SENT.pack_into(self._memory.memory, start, *header)
+            SENT.pack_into(self._memory.memory, start, 1, 0, size, tries, ROOM)
             codec.write(encoded, self._memory.memory, start + HEADER_SIZE)
-            descriptor = (0, 0, 0, unit, 1, time.monotonic_ns(), 0)
-            opened.append(Incoming(self, self._peer, self._memory, self._channel, descriptor, header))
+            descriptors += DESCRIPTOR.pack(0, 0, 0, unit, 1, time.monotonic_ns(), 0)
             sent.append(Sent(self._memory, unit, size))
             self._unit += (reply_at(size) + align(ROOM)) // UNIT
+        assert not open_requests(self, {0: self._peer}, descriptors, opened)
         self._rounds.append(opened)
         return sent
 

@@ -1,0 +1,1574 @@
+/* The steps that every request takes, in C.
+
+   What each of these functions and types does is said, and done as well, in Python: see `in_c` in speedups.py. Only common
+   cases are here, numpy arrays that lie in memory as they travel; all else is handed to the Python side, which is also
+   asked, once, for what is remembered of each layout.
+
+   The interpreter lock is held throughout, but for copies of large arrays. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+#define UNIT 64
+#define HEADER_SIZE 64
+#define MAX_DIMS 8      /* of arrays that are known here */
+#define REMEMBERED 16   /* layouts of each kind */
+#define SMALL 16384     /* bytes of values that are put together before they are written: codec._SMALL */
+#define LARGE 32768     /* bytes that are copied without the interpreter lock */
+
+enum { OK = 1, ERROR = 2, DROPPED = 3, RUNS_ALONE = 4 };
+
+typedef struct {        /* at the start of each slot; see wire.py */
+    uint32_t gen, given_up;
+    uint64_t length, tries, reply_room;
+    uint64_t reply_size, done_at;
+    uint32_t status, done_gen, started_after, started_gen;
+} Header;
+
+typedef struct {        /* on a request pipe; see wire.py */
+    uint32_t client;
+    uint16_t channel, segment;
+    uint32_t unit, gen;
+    int64_t arrived, deadline;
+} Descriptor;
+
+_Static_assert(sizeof(Header) == HEADER_SIZE && sizeof(Descriptor) == 32, "as in wire.py");
+
+static PyObject *transport_error;       /* errors.TransportError */
+static PyObject *deque;                 /* collections.deque */
+
+static PyObject *name_append, *name_cells, *name_channels, *name_claim, *name_drop, *name_eventfd, *name_gone, *name_index,
+    *name_memory, *name_number, *name_popleft, *name_row, *name_segments, *name_size;
+
+/* Calls a function of a Python module, which may itself import this one. */
+static PyObject *
+call(const char *module, const char *function, const char *format, ...)
+{
+    PyObject *result = NULL, *args = NULL, *imported = PyImport_ImportModule(module);
+    PyObject *callable = imported == NULL ? NULL : PyObject_GetAttrString(imported, function);
+    va_list values;
+    va_start(values, format);
+    if (callable != NULL && (args = Py_VaBuildValue(format, values)) != NULL)
+        result = PyObject_CallObject(callable, args);
+    va_end(values);
+    Py_XDECREF(args);
+    Py_XDECREF(callable);
+    Py_XDECREF(imported);
+    return result;
+}
+
+#define CODEC "batch_inference.transport.codec"
+
+static Py_ssize_t align(Py_ssize_t n) { return (n + UNIT - 1) & -UNIT; }
+
+static int64_t
+monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void
+copy(char *to, const char *from, Py_ssize_t size)
+{
+    if (size < LARGE) {
+        memcpy(to, from, size);
+    }
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        memcpy(to, from, size);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+/* The address of a writable buffer, which its owner must keep where it is. */
+static char *
+address_of(PyObject *memory, Py_ssize_t *size)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    char *address = view.buf;
+    *size = view.len;
+    PyBuffer_Release(&view);
+    return address;
+}
+
+/* An attribute that is a small number; -1 with an exception if it is none. */
+static Py_ssize_t
+number_of(PyObject *object, PyObject *name)
+{
+    PyObject *number = PyObject_GetAttr(object, name);
+    Py_ssize_t value = number == NULL ? -1 : PyLong_AsSsize_t(number);
+    Py_XDECREF(number);
+    return value;
+}
+
+/* --- codec: encoding ----------------------------------------------------------------------------------------------- */
+
+typedef struct {        /* the bytes before the data of arrays of one dtype and shape */
+    PyArray_Descr *descr;
+    int nd;
+    npy_intp dims[MAX_DIMS];
+    PyObject *prefix;
+} Prefix;
+
+typedef struct { Prefix known[REMEMBERED]; int count, next, latest; } Prefixes;
+
+static Prefixes of_arrays, of_calls;
+
+static PyObject *
+find_prefix(Prefixes *prefixes, PyArrayObject *array)
+{
+    int nd = PyArray_NDIM(array);
+    size_t size = nd * sizeof(npy_intp);
+    for (int i = 0; i < prefixes->count; i++) {
+        int at = prefixes->latest + i;
+        Prefix *prefix = &prefixes->known[at < prefixes->count ? at : at - prefixes->count];
+        if (prefix->descr == PyArray_DESCR(array) && prefix->nd == nd && !memcmp(prefix->dims, PyArray_DIMS(array), size)) {
+            prefixes->latest = (int)(prefix - prefixes->known);
+            return prefix->prefix;
+        }
+    }
+    return NULL;
+}
+
+static PyObject *
+learn_prefix(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
+{
+    PyObject *bytes = call(CODEC, "prefix_of", "(O)", value);
+    if (bytes == NULL || !PyBytes_CheckExact(bytes) || PyArray_NDIM(array) > MAX_DIMS) {
+        Py_XDECREF(bytes);
+        return NULL;
+    }
+    Prefix *prefix = &prefixes->known[prefixes->next], last = *prefix;
+    if (prefixes->count < REMEMBERED)
+        prefixes->count++;
+    prefixes->latest = prefixes->next;
+    prefixes->next = (prefixes->next + 1) % REMEMBERED;
+    Py_INCREF(PyArray_DESCR(array));
+    prefix->descr = PyArray_DESCR(array);
+    prefix->nd = PyArray_NDIM(array);
+    memcpy(prefix->dims, PyArray_DIMS(array), prefix->nd * sizeof(npy_intp));
+    prefix->prefix = bytes;
+    Py_XDECREF(last.descr);
+    Py_XDECREF(last.prefix);
+    return bytes;
+}
+
+typedef struct { PyObject_HEAD PyObject *prefix, *array; } Large;
+
+static void
+Large_dealloc(Large *self)
+{
+    Py_XDECREF(self->prefix);
+    Py_XDECREF(self->array);
+    PyObject_Free(self);
+}
+
+static Py_ssize_t
+Large_length(Large *self)
+{
+    return PyBytes_GET_SIZE(self->prefix) + PyArray_NBYTES((PyArrayObject *)self->array);
+}
+
+static void
+Large_put(Large *self, char *to)
+{
+    Py_ssize_t size = PyBytes_GET_SIZE(self->prefix);
+    memcpy(to, PyBytes_AS_STRING(self->prefix), size);
+    copy(to + size, PyArray_BYTES((PyArrayObject *)self->array), PyArray_NBYTES((PyArrayObject *)self->array));
+}
+
+static PyObject *
+Large_write(Large *self, PyObject *args)
+{
+    PyObject *memory;
+    Py_ssize_t offset, size;
+    if (!PyArg_ParseTuple(args, "On", &memory, &offset))
+        return NULL;
+    char *address = address_of(memory, &size);
+    if (address == NULL)
+        return NULL;
+    if (offset < 0 || Large_length(self) > size - offset) {
+        PyErr_SetString(PyExc_ValueError, "the value does not fit");
+        return NULL;
+    }
+    Large_put(self, address + offset);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef Large_methods[] = {
+    {"write", (PyCFunction)Large_write, METH_VARARGS, NULL},
+    {NULL},
+};
+
+static PySequenceMethods Large_sequence = {.sq_length = (lenfunc)Large_length};
+
+static PyTypeObject Large_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batch_inference._speedups.Large",
+    .tp_doc = "A value with one large array; see codec._Large.",
+    .tp_basicsize = sizeof(Large),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = (destructor)Large_dealloc,
+    .tp_as_sequence = &Large_sequence,
+    .tp_methods = Large_methods,
+};
+
+/* The bytes of `value`, an array or a request of one; NULL, with an exception or without, where Python must do it. */
+static PyObject *
+encode_array(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
+{
+    if (!PyArray_IS_C_CONTIGUOUS(array))
+        return NULL;
+    PyObject *prefix = find_prefix(prefixes, array);
+    if (prefix == NULL && (prefix = learn_prefix(prefixes, array, value)) == NULL)
+        return NULL;
+    Py_ssize_t before = PyBytes_GET_SIZE(prefix), size = PyArray_NBYTES(array);
+    if (before + size > SMALL) {
+        Large *large = PyObject_New(Large, &Large_type);
+        if (large != NULL) {
+            Py_INCREF(prefix);
+            Py_INCREF(array);
+            large->prefix = prefix;
+            large->array = (PyObject *)array;
+        }
+        return (PyObject *)large;
+    }
+    PyObject *encoded = PyBytes_FromStringAndSize(NULL, before + size);
+    if (encoded != NULL) {
+        char *to = PyBytes_AS_STRING(encoded);
+        memcpy(to, PyBytes_AS_STRING(prefix), before);
+        memcpy(to + before, PyArray_BYTES(array), size);
+    }
+    return encoded;
+}
+
+static PyObject *
+encode(PyObject *module, PyObject *value)
+{
+    PyObject *encoded = NULL;
+    if (PyArray_CheckExact(value))
+        encoded = encode_array(&of_arrays, (PyArrayObject *)value, value);
+    if (encoded == NULL && !PyErr_Occurred())
+        encoded = call(CODEC, "encode_any", "(O)", value);
+    return encoded;
+}
+
+static PyObject *
+encode_request(PyObject *module, PyObject *args)
+{
+    PyObject *encoded = NULL;
+    if (PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args) == 1 && PyArray_CheckExact(PyTuple_GET_ITEM(args, 0)))
+        encoded = encode_array(&of_calls, (PyArrayObject *)PyTuple_GET_ITEM(args, 0), args);
+    if (encoded == NULL && !PyErr_Occurred())
+        encoded = call(CODEC, "encode_any_request", "(O)", args);
+    return encoded;
+}
+
+/* --- codec: decoding ----------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject *layout, *head;
+    Py_ssize_t size;            /* of the value, head included */
+    int in_tuple;               /* an array in a tuple, or an array */
+    PyArray_Descr *descr;       /* of the only array; or NULL: layout.view and layout.copy are asked */
+    int nd;
+    npy_intp dims[MAX_DIMS];
+    Py_ssize_t at, nbytes;      /* of its data */
+} Known;
+
+static Known layouts[REMEMBERED];
+static int layout_count, layout_next, layout_latest;
+
+/* 0, or -1 with an exception. `layout` has head, size, and only: (dtype, shape, at, in_tuple) of its only array or None. */
+static int
+learn_layout(PyObject *layout)
+{
+    Known new = {0};
+    PyObject *size = NULL, *only = NULL, *shape;
+    int result = -1;
+    if ((new.head = PyObject_GetAttrString(layout, "head")) == NULL ||
+        (size = PyObject_GetAttrString(layout, "size")) == NULL ||
+        (only = PyObject_GetAttrString(layout, "only")) == NULL)
+        goto end;
+    new.size = PyLong_AsSsize_t(size);
+    if (only != Py_None) {
+        if (!PyArg_ParseTuple(only, "O!O!np", &PyArrayDescr_Type, &new.descr, &PyTuple_Type, &shape, &new.at,
+                              &new.in_tuple))
+            goto end;
+        new.nd = (int)PyTuple_GET_SIZE(shape);
+        if (new.nd > MAX_DIMS) {
+            new.descr = NULL;
+        }
+        else {
+            new.nbytes = PyDataType_ELSIZE(new.descr);
+            for (int i = 0; i < new.nd; i++) {
+                new.dims[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
+                new.nbytes *= new.dims[i];
+            }
+        }
+    }
+    if (PyErr_Occurred())
+        goto end;
+    Known *old = &layouts[layout_next];
+    if (layout_count < REMEMBERED)
+        layout_count++;
+    layout_latest = layout_next;
+    layout_next = (layout_next + 1) % REMEMBERED;
+    Known last = *old;
+    Py_INCREF(layout);
+    Py_XINCREF(new.descr);
+    Py_INCREF(new.head);
+    new.layout = layout;
+    *old = new;
+    Py_XDECREF(last.layout);
+    Py_XDECREF(last.head);
+    Py_XDECREF(last.descr);
+    result = 0;
+end:
+    Py_XDECREF(new.head);
+    Py_XDECREF(size);
+    Py_XDECREF(only);
+    return result;
+}
+
+/* The layout of the plain value in the `length` bytes of `memory` at `offset`; NULL with an exception, or without one if
+   the value was pickled. */
+static Known *
+layout_of(const char *address, PyObject *memory, Py_ssize_t offset, Py_ssize_t length)
+{
+    uint32_t head;
+    if (length >= 4) {
+        memcpy(&head, address, 4);
+        for (int i = 0; i < layout_count; i++) {
+            int at = layout_latest + i;
+            Known *known = &layouts[at < layout_count ? at : at - layout_count];
+            Py_ssize_t size = PyBytes_GET_SIZE(known->head);
+            if (head + INT64_C(4) == size && known->size <= length && !memcmp(address, PyBytes_AS_STRING(known->head), size)) {
+                layout_latest = (int)(known - layouts);
+                return known;
+            }
+        }
+    }
+    PyObject *layout = call(CODEC, "layout_at", "(Onn)", memory, offset, length);
+    if (layout == NULL)
+        return NULL;
+    int failed = layout == Py_None || learn_layout(layout) < 0;
+    Py_DECREF(layout);
+    return failed ? NULL : &layouts[layout_latest];
+}
+
+static PyObject *
+build(Known *known, char *address, PyObject *memory, Py_ssize_t offset, int lend)
+{
+    if (known->descr == NULL)
+        return PyObject_CallMethod(known->layout, lend ? "view" : "copy", "On", memory, offset);
+    Py_INCREF(known->descr);
+    char *data = address + known->at;
+    int in_tuple = known->in_tuple;
+    Py_ssize_t nbytes = known->nbytes;  /* `known` may be another's when the lock was given up */
+    PyObject *array = PyArray_NewFromDescr(
+        &PyArray_Type, known->descr, known->nd, known->dims, NULL, lend ? data : NULL, lend ? NPY_ARRAY_CARRAY : 0, NULL);
+    if (array == NULL)
+        return NULL;
+    if (!lend) {
+        copy(PyArray_BYTES((PyArrayObject *)array), data, nbytes);
+    }
+    else {
+        Py_INCREF(memory);
+        if (PyArray_SetBaseObject((PyArrayObject *)array, memory) < 0) {
+            Py_DECREF(array);
+            return NULL;
+        }
+    }
+    if (!in_tuple)
+        return array;
+    PyObject *tuple = PyTuple_New(1);
+    if (tuple == NULL)
+        Py_DECREF(array);
+    else
+        PyTuple_SET_ITEM(tuple, 0, array);
+    return tuple;
+}
+
+static PyObject *
+decode_at(char *address, PyObject *memory, Py_ssize_t offset, Py_ssize_t length, int lend)
+{
+    Known *known = layout_of(address, memory, offset, length);
+    if (known != NULL)
+        return build(known, address, memory, offset, lend);
+    if (PyErr_Occurred())
+        return NULL;
+    return call(CODEC, "unpickle", "(Onn)", memory, offset, length);
+}
+
+/* --- Slot: see slot.py --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *segment, *memory, *channel, *worker, *deaths, *error, *elsewhere;
+    Header *header;
+    Py_ssize_t number, offset, order, unit, word, quad, key, length, reply_at, room;
+    unsigned int gen;
+    long long arrived, deadline;
+    char abandoned;
+} Slot;
+
+static void
+fit(Slot *self, Py_ssize_t length)
+{
+    self->length = length;
+    self->reply_at = HEADER_SIZE + align(length);
+    self->room = ((Py_ssize_t)1 << self->order) - self->reply_at;
+}
+
+static int
+Slot_init(Slot *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"segment", "number", "offset", "order", NULL};
+    PyObject *segment;
+    Py_ssize_t size;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Onnn", names, &segment, &self->number, &self->offset, &self->order))
+        return -1;
+    PyObject *memory = PyObject_GetAttrString(segment, "memory");
+    if (memory == NULL)
+        return -1;
+    Py_XSETREF(self->memory, memory);
+    char *address = address_of(memory, &size);
+    if (address == NULL)
+        return -1;
+    if (self->order < 6 || self->order > 62 || self->offset < 0 || self->offset % UNIT ||
+        self->offset > size - ((Py_ssize_t)1 << self->order)) {
+        PyErr_SetString(PyExc_ValueError, "a slot must lie within its segment");
+        return -1;
+    }
+    Py_INCREF(segment);
+    Py_XSETREF(self->segment, segment);
+    self->header = (Header *)(address + self->offset);
+    self->unit = self->offset / UNIT;
+    self->word = self->unit * (UNIT / 4);
+    self->quad = self->unit * (UNIT / 8);
+    self->key = self->number | self->unit << 32;
+    fit(self, 0);
+    Py_XSETREF(self->deaths, PyTuple_New(0));
+    return self->deaths == NULL ? -1 : 0;
+}
+
+static int
+Slot_traverse(Slot *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->segment);
+    Py_VISIT(self->memory);
+    Py_VISIT(self->channel);
+    Py_VISIT(self->worker);
+    Py_VISIT(self->deaths);
+    Py_VISIT(self->error);
+    Py_VISIT(self->elsewhere);
+    return 0;
+}
+
+static int
+Slot_clear(Slot *self)
+{
+    Py_CLEAR(self->channel);
+    Py_CLEAR(self->worker);
+    Py_CLEAR(self->deaths);
+    Py_CLEAR(self->error);
+    Py_CLEAR(self->elsewhere);
+    return 0;   /* segment and memory refer to no slot */
+}
+
+static void
+Slot_dealloc(Slot *self)
+{
+    PyObject_GC_UnTrack(self);
+    Slot_clear(self);
+    Py_CLEAR(self->segment);
+    Py_CLEAR(self->memory);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int has(PyObject *member) { return member != NULL && member != Py_None; }
+
+static PyObject *
+Slot_write(Slot *self, PyObject *encoded)
+{
+    int plain = PyBytes_CheckExact(encoded);
+    Py_ssize_t size = plain ? PyBytes_GET_SIZE(encoded) : PyObject_Size(encoded);
+    if (size < 0)
+        return NULL;
+    if (size != self->length)
+        fit(self, size);
+    if (self->room < 0) {
+        return PyErr_Format(PyExc_ValueError, "a request of %zd bytes does not fit %R", size, self);
+    }
+    Header *header = self->header;
+    header->gen = self->gen;
+    header->given_up = 0;
+    header->length = size;
+    header->tries = 0;
+    header->reply_room = self->room;
+    char *to = (char *)header + HEADER_SIZE;
+    if (plain) {
+        memcpy(to, PyBytes_AS_STRING(encoded), size);
+    }
+    else if (Py_IS_TYPE(encoded, &Large_type)) {
+        Large_put((Large *)encoded, to);
+    }
+    else {
+        return PyObject_CallMethod(encoded, "write", "On", self->memory, self->offset + HEADER_SIZE);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Slot_descriptor(Slot *self, PyObject *client)
+{
+    Descriptor descriptor = {
+        .client = (uint32_t)PyLong_AsLong(client),
+        .segment = (uint16_t)self->number,
+        .unit = (uint32_t)self->unit,
+        .gen = self->gen,
+        .arrived = self->arrived,
+        .deadline = self->deadline,
+    };
+    Py_ssize_t channel = number_of(self->channel ? self->channel : Py_None, name_number);
+    if (PyErr_Occurred())
+        return NULL;
+    if (channel != (descriptor.channel = (uint16_t)channel) || self->number != descriptor.segment) {
+        PyErr_SetString(PyExc_OverflowError, "a descriptor holds no number above 65535");
+        return NULL;
+    }
+    return PyBytes_FromStringAndSize((char *)&descriptor, sizeof(descriptor));
+}
+
+static int
+is_done(Slot *self)
+{
+    return __atomic_load_n(&self->header->done_gen, __ATOMIC_ACQUIRE) == self->gen || has(self->error);
+}
+
+static PyObject *
+Slot_done(Slot *self, void *closure)
+{
+    return PyBool_FromLong(is_done(self));
+}
+
+static PyObject *
+Slot_size(Slot *self, void *closure)
+{
+    return PyLong_FromSsize_t((Py_ssize_t)1 << self->order);
+}
+
+static PyObject *
+Slot_reply_size(Slot *self, void *closure)
+{
+    return PyLong_FromUnsignedLongLong(self->header->reply_size);
+}
+
+/* The reply of a request that is done, if it is a result in the slot; `rare(slot)` for all else. */
+static PyObject *
+Slot_reply(Slot *self, PyObject *rare)
+{
+    Header *header = self->header;
+    if (header->status != OK || has(self->error) || has(self->elsewhere) || header->reply_size > (uint64_t)self->room)
+        return PyObject_CallOneArg(rare, (PyObject *)self);
+    char *address = (char *)header + self->reply_at;
+    return decode_at(address, self->memory, self->offset + self->reply_at, header->reply_size, 0);
+}
+
+static PyObject *
+Slot_repr(Slot *self)
+{
+    return PyUnicode_FromFormat("<Slot %zd:%zd of %zd bytes, gen %u>", self->number, self->offset,
+                                (Py_ssize_t)1 << self->order, self->gen);
+}
+
+static PyMemberDef Slot_members[] = {
+    {"segment", T_OBJECT, offsetof(Slot, segment), READONLY, NULL},
+    {"channel", T_OBJECT, offsetof(Slot, channel), 0, NULL},
+    {"worker", T_OBJECT, offsetof(Slot, worker), 0, NULL},
+    {"deaths", T_OBJECT, offsetof(Slot, deaths), 0, NULL},
+    {"error", T_OBJECT, offsetof(Slot, error), 0, NULL},
+    {"elsewhere", T_OBJECT, offsetof(Slot, elsewhere), 0, NULL},
+    {"number", T_PYSSIZET, offsetof(Slot, number), READONLY, NULL},
+    {"offset", T_PYSSIZET, offsetof(Slot, offset), READONLY, NULL},
+    {"order", T_PYSSIZET, offsetof(Slot, order), READONLY, NULL},
+    {"unit", T_PYSSIZET, offsetof(Slot, unit), READONLY, NULL},
+    {"word", T_PYSSIZET, offsetof(Slot, word), READONLY, NULL},
+    {"quad", T_PYSSIZET, offsetof(Slot, quad), READONLY, NULL},
+    {"key", T_PYSSIZET, offsetof(Slot, key), READONLY, NULL},
+    {"length", T_PYSSIZET, offsetof(Slot, length), READONLY, NULL},
+    {"reply_at", T_PYSSIZET, offsetof(Slot, reply_at), READONLY, NULL},
+    {"room", T_PYSSIZET, offsetof(Slot, room), READONLY, NULL},
+    {"gen", T_UINT, offsetof(Slot, gen), 0, NULL},
+    {"arrived", T_LONGLONG, offsetof(Slot, arrived), 0, NULL},
+    {"deadline", T_LONGLONG, offsetof(Slot, deadline), 0, NULL},
+    {"abandoned", T_BOOL, offsetof(Slot, abandoned), 0, NULL},
+    {NULL},
+};
+
+static PyMethodDef Slot_methods[] = {
+    {"write", (PyCFunction)Slot_write, METH_O, NULL},
+    {"descriptor", (PyCFunction)Slot_descriptor, METH_O, NULL},
+    {"reply", (PyCFunction)Slot_reply, METH_O, NULL},
+    {NULL},
+};
+
+static PyGetSetDef Slot_getset[] = {
+    {"done", (getter)Slot_done, NULL, NULL, NULL},
+    {"reply_size", (getter)Slot_reply_size, NULL, NULL, NULL},
+    {"size", (getter)Slot_size, NULL, NULL, NULL},
+    {NULL},
+};
+
+static PyTypeObject Slot_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batch_inference._speedups.Slot",
+    .tp_doc = "See slot.py.",
+    .tp_basicsize = sizeof(Slot),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Slot_init,
+    .tp_traverse = (traverseproc)Slot_traverse,
+    .tp_clear = (inquiry)Slot_clear,
+    .tp_dealloc = (destructor)Slot_dealloc,
+    .tp_repr = (reprfunc)Slot_repr,
+    .tp_members = Slot_members,
+    .tp_methods = Slot_methods,
+    .tp_getset = Slot_getset,
+};
+
+/* --- Incoming: see incoming.py ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *inbox, *peer, *segment, *memory, *channel, *args, *kind;
+    Header *header;
+    Py_ssize_t start, space, length, room, size;    /* space: bytes from the slot's start to the segment's end */
+    unsigned int number, unit, gen;
+    long long arrived, deadline;
+    int eventfd;                                    /* of the channel, or -1 */
+    char alone;
+} Incoming;
+
+static PyTypeObject Incoming_type;
+
+/* The request that a descriptor names, if its slot holds it; NULL without an exception if not. */
+static PyObject *
+open_request(PyObject *inbox, PyObject *peer, PyObject *segment, PyObject *channel, const Descriptor *descriptor)
+{
+    Py_ssize_t size;
+    PyObject *result = NULL, *fd = NULL, *memory = PyObject_GetAttr(segment, name_memory);
+    if (memory == NULL)
+        return NULL;
+    char *address = address_of(memory, &size);
+    Py_ssize_t start = (Py_ssize_t)descriptor->unit * UNIT;
+    if (address == NULL || start > size - HEADER_SIZE)
+        goto end;
+    Header *header = (Header *)(address + start);
+    if (header->gen != descriptor->gen)
+        goto end;
+    uint64_t length = header->length, room = header->reply_room;
+    if ((fd = PyObject_GetAttr(channel, name_eventfd)) == NULL)
+        goto end;
+    Incoming *self = PyObject_GC_New(Incoming, &Incoming_type);
+    if (self == NULL)
+        goto end;
+    memset((char *)self + sizeof(PyObject), 0, sizeof(Incoming) - sizeof(PyObject));
+    Py_INCREF(self->inbox = inbox);
+    Py_INCREF(self->peer = peer);
+    Py_INCREF(self->segment = segment);
+    Py_INCREF(self->memory = memory);
+    Py_INCREF(self->channel = channel);
+    self->header = header;
+    self->start = start;
+    self->space = size - start;
+    self->length = length < PY_SSIZE_T_MAX / 2 ? (Py_ssize_t)length : PY_SSIZE_T_MAX / 2;
+    self->room = room < PY_SSIZE_T_MAX / 2 ? (Py_ssize_t)room : PY_SSIZE_T_MAX / 2;
+    self->number = descriptor->segment;
+    self->unit = descriptor->unit;
+    self->gen = descriptor->gen;
+    self->arrived = descriptor->arrived;
+    self->deadline = descriptor->deadline;
+    self->eventfd = (int)PyLong_AsLong(fd);
+    self->alone = header->tries > 0;
+    PyObject_GC_Track(self);
+    result = (PyObject *)self;
+end:
+    Py_DECREF(memory);
+    Py_XDECREF(fd);
+    return result;
+}
+
+static int
+Incoming_traverse(Incoming *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->inbox);
+    Py_VISIT(self->peer);
+    Py_VISIT(self->segment);
+    Py_VISIT(self->memory);
+    Py_VISIT(self->channel);
+    Py_VISIT(self->args);
+    Py_VISIT(self->kind);
+    return 0;
+}
+
+static int
+Incoming_clear(Incoming *self)
+{
+    Py_CLEAR(self->args);
+    Py_CLEAR(self->kind);
+    return 0;
+}
+
+static void
+Incoming_dealloc(Incoming *self)
+{
+    PyObject_GC_UnTrack(self);
+    Incoming_clear(self);
+    Py_CLEAR(self->inbox);
+    Py_CLEAR(self->peer);
+    Py_CLEAR(self->segment);
+    Py_CLEAR(self->memory);
+    Py_CLEAR(self->channel);
+    PyObject_GC_Del(self);
+}
+
+static void
+mark(Incoming *self, uint32_t status, uint32_t after, uint32_t gen)
+{
+    Header *header = self->header;
+    header->status = status;
+    header->done_gen = 0;
+    header->started_after = after;
+    __atomic_store_n(&header->started_gen, gen, __ATOMIC_RELEASE);
+}
+
+static PyObject *
+Incoming_take(Incoming *self, PyObject *ignored)
+{
+    mark(self, RUNS_ALONE, 0, self->gen);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Incoming_rest(Incoming *self, PyObject *ignored)
+{
+    mark(self, 0, 0, 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+fault(const char *message)
+{
+    PyErr_SetString(transport_error, message);
+    return NULL;
+}
+
+static PyObject *
+decode_request(Incoming *self, int lend, int takes)
+{
+    if (self->length > self->space - HEADER_SIZE)
+        return fault("a request claims to reach beyond its segment: the slot was overwritten");
+    char *address = (char *)self->header + HEADER_SIZE;
+    PyObject *value, *layout;
+    Known *known = layout_of(address, self->memory, self->start + HEADER_SIZE, self->length);
+    if (known != NULL) {
+        layout = known->layout;
+        Py_INCREF(layout);
+        value = build(known, address, self->memory, self->start + HEADER_SIZE, lend);
+    }
+    else {
+        if (PyErr_Occurred())
+            return NULL;
+        layout = Py_None;
+        Py_INCREF(layout);
+        if (takes)
+            mark(self, RUNS_ALONE, 0, self->gen);
+        value = call(CODEC, "unpickle", "(Onn)", self->memory, self->start + HEADER_SIZE, self->length);
+    }
+    if (value != NULL && !PyTuple_CheckExact(value)) {
+        Py_DECREF(value);
+        value = fault("a request is not a tuple of arguments: the slot was overwritten");
+    }
+    if (value == NULL) {
+        Py_DECREF(layout);
+        return NULL;
+    }
+    PyObject *both = PyTuple_New(2);
+    if (both == NULL) {
+        Py_DECREF(value);
+        Py_DECREF(layout);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(both, 0, value);
+    PyTuple_SET_ITEM(both, 1, layout);
+    return both;
+}
+
+static PyObject *
+Incoming_decode(Incoming *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"lend", "takes", NULL};
+    int lend, takes = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p|p", names, &lend, &takes))
+        return NULL;
+    return decode_request(self, lend, takes);
+}
+
+static PyObject *
+Incoming_fresh_args(Incoming *self, PyObject *lend)
+{
+    int lends = PyObject_IsTrue(lend);
+    PyObject *both = lends < 0 ? NULL : decode_request(self, lends, 0);
+    if (both == NULL)
+        return NULL;
+    PyObject *value = PyTuple_GET_ITEM(both, 0);
+    Py_INCREF(value);
+    Py_DECREF(both);
+    return value;
+}
+
+/* These two: 1 or 0; -1 with an exception. */
+static int
+is_gone(Incoming *self)
+{
+    PyObject *gone = PyObject_GetAttr(self->peer, name_gone);
+    int result = gone == NULL ? -1 : PyObject_IsTrue(gone);
+    Py_XDECREF(gone);
+    return result;
+}
+
+static int
+is_unwanted(Incoming *self, long long now)
+{
+    int given_up = self->header->given_up == self->gen || (0 < self->deadline && self->deadline < now);
+    return given_up ? 1 : is_gone(self);
+}
+
+static PyObject *
+Incoming_unwanted(Incoming *self, PyObject *now)
+{
+    long long ns = PyLong_AsLongLong(now);
+    int result = ns == -1 && PyErr_Occurred() ? -1 : is_unwanted(self, ns);
+    return result < 0 ? NULL : PyBool_FromLong(result);
+}
+
+static PyObject *
+Incoming_claim(Incoming *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "claim takes now and alone");
+        return NULL;
+    }
+    long long now = PyLong_AsLongLong(args[0]);
+    int alone = PyObject_IsTrue(args[1]);
+    int unwanted = PyErr_Occurred() ? -1 : is_unwanted(self, now);
+    if (unwanted < 0)
+        return NULL;
+    if (unwanted)
+        Py_RETURN_FALSE;
+    mark(self, alone ? RUNS_ALONE : 0, (uint32_t)((now - self->arrived) / 10000), self->gen);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+Incoming_runs(Incoming *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"alone", NULL};
+    int alone;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "p", names, &alone))
+        return NULL;
+    self->header->status = alone ? RUNS_ALONE : 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+reply(Incoming *self, PyObject *encoded, uint32_t status)
+{
+    int gone = is_gone(self);
+    if (gone < 0)
+        return NULL;
+    if (gone)
+        Py_RETURN_NONE;
+    int plain = PyBytes_CheckExact(encoded);
+    Py_ssize_t size = plain ? PyBytes_GET_SIZE(encoded) : PyObject_Size(encoded);
+    if (size < 0)
+        return NULL;
+    if (self->length > self->space || size > self->room || HEADER_SIZE + align(self->length) + size > self->space)
+        return PyObject_CallMethod(self->inbox, "reply_elsewhere", "O(IIII)O", self->peer, self->number, self->unit,
+                                   self->gen, status, encoded);
+    Header *header = self->header;
+    Py_ssize_t at = HEADER_SIZE + align(self->length);
+    if (plain) {
+        memcpy((char *)header + at, PyBytes_AS_STRING(encoded), size);
+    }
+    else if (Py_IS_TYPE(encoded, &Large_type)) {
+        Large_put((Large *)encoded, (char *)header + at);
+    }
+    else {
+        PyObject *written = PyObject_CallMethod(encoded, "write", "On", self->memory, self->start + at);
+        if (written == NULL)
+            return NULL;
+        Py_DECREF(written);
+    }
+    header->reply_size = size;
+    header->done_at = monotonic_ns();
+    header->status = status;
+    __atomic_store_n(&header->done_gen, self->gen, __ATOMIC_RELEASE);   /* from here on the slot is the client's again */
+    if (self->eventfd >= 0) {
+        uint64_t one = 1;
+        while (write(self->eventfd, &one, sizeof(one)) < 0) {
+            if (errno == EINTR && PyErr_CheckSignals() == 0)
+                continue;
+            if (PyErr_Occurred())
+                return NULL;
+            if (errno == EAGAIN)
+                break;      /* it is full: then its reader is woken anyway */
+            return PyErr_SetFromErrno(PyExc_OSError);
+        }
+        Py_RETURN_NONE;
+    }
+    PyObject *flush = PyObject_CallMethod(self->channel, "post", "II", self->number, self->unit);
+    int must = flush == NULL ? -1 : PyObject_IsTrue(flush);
+    Py_XDECREF(flush);
+    if (must > 0) {
+        PyObject *posted = PyObject_GetAttrString(self->inbox, "posted");
+        if (posted == NULL || PySet_Add(posted, self->channel) < 0)
+            must = -1;
+        Py_XDECREF(posted);
+    }
+    if (must < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Incoming_reply(Incoming *self, PyObject *const *args, Py_ssize_t count)
+{
+    long status = count > 1 ? PyLong_AsLong(args[1]) : OK;
+    if (count < 1 || count > 2 || (status == -1 && PyErr_Occurred())) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "reply takes an encoded value and a status");
+        return NULL;
+    }
+    return reply(self, args[0], (uint32_t)status);
+}
+
+static PyObject *
+Incoming_fail(Incoming *self, PyObject *error)
+{
+    PyObject *encoded = call(CODEC, "encode_error", "(O)", error);
+    if (encoded == NULL)
+        return NULL;
+    PyObject *result = reply(self, encoded, ERROR);
+    Py_DECREF(encoded);
+    return result;
+}
+
+static PyObject *
+Incoming_drop(Incoming *self, PyObject *ignored)
+{
+    PyObject *nothing = PyBytes_FromStringAndSize(NULL, 0);
+    if (nothing == NULL)
+        return NULL;
+    PyObject *result = reply(self, nothing, DROPPED);
+    Py_DECREF(nothing);
+    return result;
+}
+
+static PyMemberDef Incoming_members[] = {
+    {"peer", T_OBJECT, offsetof(Incoming, peer), READONLY, NULL},
+    {"arrived", T_LONGLONG, offsetof(Incoming, arrived), READONLY, NULL},
+    {"deadline", T_LONGLONG, offsetof(Incoming, deadline), READONLY, NULL},
+    {"alone", T_BOOL, offsetof(Incoming, alone), READONLY, NULL},
+    {"args", T_OBJECT, offsetof(Incoming, args), 0, NULL},
+    {"kind", T_OBJECT, offsetof(Incoming, kind), 0, NULL},
+    {"size", T_PYSSIZET, offsetof(Incoming, size), 0, NULL},
+    {NULL},
+};
+
+static PyMethodDef Incoming_methods[] = {
+    {"decode", (PyCFunction)(void (*)(void))Incoming_decode, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"fresh_args", (PyCFunction)Incoming_fresh_args, METH_O, NULL},
+    {"unwanted", (PyCFunction)Incoming_unwanted, METH_O, NULL},
+    {"take", (PyCFunction)Incoming_take, METH_NOARGS, NULL},
+    {"rest", (PyCFunction)Incoming_rest, METH_NOARGS, NULL},
+    {"claim", (PyCFunction)(void (*)(void))Incoming_claim, METH_FASTCALL, NULL},
+    {"runs", (PyCFunction)(void (*)(void))Incoming_runs, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"reply", (PyCFunction)(void (*)(void))Incoming_reply, METH_FASTCALL, NULL},
+    {"fail", (PyCFunction)Incoming_fail, METH_O, NULL},
+    {"drop", (PyCFunction)Incoming_drop, METH_NOARGS, NULL},
+    {NULL},
+};
+
+static PyTypeObject Incoming_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batch_inference._speedups.Incoming",
+    .tp_doc = "See incoming.py.",
+    .tp_basicsize = sizeof(Incoming),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_traverse = (traverseproc)Incoming_traverse,
+    .tp_clear = (inquiry)Incoming_clear,
+    .tp_dealloc = (destructor)Incoming_dealloc,
+    .tp_members = Incoming_members,
+    .tp_methods = Incoming_methods,
+};
+
+/* A borrowed item of the dict that is an attribute of `object`; NULL with or without an exception. */
+static PyObject *
+item_of(PyObject *object, PyObject *name, unsigned long number)
+{
+    PyObject *dict = PyObject_GetAttr(object, name), *key, *item = NULL;
+    if (dict != NULL && (key = PyLong_FromUnsignedLong(number)) != NULL) {
+        item = PyDict_GetItemWithError(dict, key);
+        Py_DECREF(key);
+    }
+    Py_XDECREF(dict);
+    return item;
+}
+
+/* open_requests(inbox, peers, descriptors, opened) -> bytes: appends the requests in slots that are here to `opened`, and
+   returns the descriptors of those whose client, memory or channel is not. */
+static PyObject *
+open_requests(PyObject *module, PyObject *args)
+{
+    PyObject *inbox, *peers, *opened;
+    const char *data;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "OO!y#O!", &inbox, &PyDict_Type, &peers, &data, &size, &PyList_Type, &opened))
+        return NULL;
+    PyObject *unknown = PyBytes_FromStringAndSize(NULL, 0);
+    int64_t now = monotonic_ns();
+    for (Py_ssize_t at = 0; unknown != NULL && at + (Py_ssize_t)sizeof(Descriptor) <= size; at += sizeof(Descriptor)) {
+        Descriptor descriptor;
+        memcpy(&descriptor, data + at, sizeof(descriptor));
+        if (descriptor.arrived <= 0 || descriptor.arrived > now)
+            continue;
+        PyObject *client = PyLong_FromUnsignedLong(descriptor.client), *segment = NULL, *channel = NULL;
+        PyObject *peer = client == NULL ? NULL : PyDict_GetItemWithError(peers, client);
+        Py_XDECREF(client);
+        if (peer != NULL && (segment = item_of(peer, name_segments, descriptor.segment)) != NULL)
+            channel = item_of(peer, name_channels, descriptor.channel);
+        if (channel != NULL) {
+            PyObject *request = open_request(inbox, peer, segment, channel, &descriptor);
+            if (request != NULL) {
+                PyList_Append(opened, request);
+                Py_DECREF(request);
+            }
+        }
+        else if (!PyErr_Occurred()) {
+            PyBytes_ConcatAndDel(&unknown, PyBytes_FromStringAndSize(data + at, sizeof(Descriptor)));
+        }
+        if (PyErr_Occurred())
+            Py_CLEAR(unknown);
+    }
+    return unknown;
+}
+
+/* --- Ledger: see ledger.py ----------------------------------------------------------------------------------------- */
+
+#define MAX_WORKERS 64
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *requests, *ready, *board, *choose;
+    PyObject *cells;        /* the board's, when it was last looked at: they lie at `address` */
+    uint64_t *address;
+    Py_ssize_t size;        /* of the board, in cells */
+    long long counts[MAX_WORKERS];
+} Ledger;
+
+static int
+Ledger_init(Ledger *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"board", "choose", NULL};
+    PyObject *board, *choose;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &board, &choose))
+        return -1;
+    Py_INCREF(board);
+    Py_XSETREF(self->board, board);
+    Py_INCREF(choose);
+    Py_XSETREF(self->choose, choose);
+    Py_XSETREF(self->requests, PyDict_New());
+    Py_XSETREF(self->ready, PyList_New(0));
+    return self->requests == NULL || self->ready == NULL ? -1 : 0;
+}
+
+static int
+Ledger_traverse(Ledger *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->requests);
+    Py_VISIT(self->ready);
+    Py_VISIT(self->board);
+    Py_VISIT(self->choose);
+    Py_VISIT(self->cells);
+    return 0;
+}
+
+static int
+Ledger_clear(Ledger *self)
+{
+    Py_CLEAR(self->requests);
+    Py_CLEAR(self->ready);
+    Py_CLEAR(self->board);
+    Py_CLEAR(self->choose);
+    Py_CLEAR(self->cells);
+    return 0;
+}
+
+static void
+Ledger_dealloc(Ledger *self)
+{
+    PyObject_GC_UnTrack(self);
+    Ledger_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int
+count(Ledger *self, PyObject *peer, Py_ssize_t change)
+{
+    PyObject *cells = PyObject_GetAttr(self->board, name_cells);
+    if (cells == NULL)
+        return -1;
+    if (cells == self->cells) {
+        Py_DECREF(cells);
+    }
+    else {
+        Py_XSETREF(self->cells, cells);
+        if ((self->address = (uint64_t *)address_of(cells, &self->size)) == NULL) {
+            Py_CLEAR(self->cells);
+            return -1;
+        }
+        self->size /= sizeof(uint64_t);
+    }
+    Py_ssize_t row = number_of(self->board, name_row), index = number_of(peer, name_index);
+    if (PyErr_Occurred())
+        return -1;
+    if (index < 0 || index >= MAX_WORKERS || row < 0 || row + index >= self->size) {
+        PyErr_SetString(PyExc_IndexError, "there is no such cell on the board");
+        return -1;
+    }
+    self->counts[index] += change;
+    self->address[row + index] = self->counts[index];
+    return 0;
+}
+
+static PyObject *
+Ledger_count(Ledger *self, PyObject *args)
+{
+    PyObject *peer;
+    Py_ssize_t change;
+    if (!PyArg_ParseTuple(args, "On", &peer, &change) || count(self, peer, change) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Ledger_assign(Ledger *self, PyObject *argument)
+{
+    Slot *slot = (Slot *)argument;
+    PyObject *peer;
+    if (PyList_GET_SIZE(self->ready) == 0) {
+        peer = Py_None;
+        Py_INCREF(peer);
+    }
+    else if (PyList_GET_SIZE(self->ready) == 1) {
+        peer = PyList_GET_ITEM(self->ready, 0);
+        Py_INCREF(peer);
+    }
+    else if ((peer = PyObject_CallOneArg(self->choose, self->ready)) == NULL) {
+        return NULL;
+    }
+    Py_INCREF(peer);
+    Py_XSETREF(slot->worker, peer);
+    if (peer != Py_None && count(self, peer, 1) < 0) {
+        Py_DECREF(peer);
+        return NULL;
+    }
+    return peer;
+}
+
+static PyObject *
+Ledger_enter(Ledger *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !Py_IS_TYPE(args[0], &Slot_type)) {
+        PyErr_SetString(PyExc_TypeError, "enter takes a slot, a channel and a deadline");
+        return NULL;
+    }
+    Slot *slot = (Slot *)args[0];
+    Py_INCREF(args[1]);
+    Py_XSETREF(slot->channel, args[1]);
+    slot->arrived = monotonic_ns();
+    slot->deadline = 0;
+    if (args[2] != Py_None) {
+        double deadline = PyFloat_AsDouble(args[2]);
+        if (deadline == -1.0 && PyErr_Occurred())
+            return NULL;
+        slot->deadline = deadline < 9e9 ? (long long)(deadline * 1e9) : LLONG_MAX;
+    }
+    PyObject *key = PyLong_FromSsize_t(slot->key);
+    int failed = key == NULL || PyDict_SetItem(self->requests, key, args[0]) < 0;
+    Py_XDECREF(key);
+    return failed ? NULL : Ledger_assign(self, args[0]);
+}
+
+static PyObject *
+Ledger_leave(Ledger *self, PyObject *argument)
+{
+    Slot *slot = (Slot *)argument;
+    PyObject *key = PyLong_FromSsize_t(slot->key);
+    if (key == NULL)
+        return NULL;
+    PyObject *there = PyDict_GetItemWithError(self->requests, key);
+    int failed = 0;
+    if (there != NULL) {
+        failed = PyDict_DelItem(self->requests, key) < 0 || (has(slot->worker) && count(self, slot->worker, -1) < 0);
+    }
+    Py_DECREF(key);
+    if (failed || PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMemberDef Ledger_members[] = {
+    {"requests", T_OBJECT, offsetof(Ledger, requests), READONLY, NULL},
+    {"ready", T_OBJECT, offsetof(Ledger, ready), READONLY, NULL},
+    {NULL},
+};
+
+static PyMethodDef Ledger_methods[] = {
+    {"enter", (PyCFunction)(void (*)(void))Ledger_enter, METH_FASTCALL, NULL},
+    {"assign", (PyCFunction)Ledger_assign, METH_O, NULL},
+    {"leave", (PyCFunction)Ledger_leave, METH_O, NULL},
+    {"count", (PyCFunction)Ledger_count, METH_VARARGS, NULL},
+    {NULL},
+};
+
+static PyTypeObject Ledger_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batch_inference._speedups.Ledger",
+    .tp_doc = "See ledger.py.",
+    .tp_basicsize = sizeof(Ledger),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Ledger_init,
+    .tp_traverse = (traverseproc)Ledger_traverse,
+    .tp_clear = (inquiry)Ledger_clear,
+    .tp_dealloc = (destructor)Ledger_dealloc,
+    .tp_members = Ledger_members,
+    .tp_methods = Ledger_methods,
+};
+
+/* --- a worker's queues: see waiting.py ----------------------------------------------------------------------------- */
+
+static PyObject *
+sort_known(PyObject *module, PyObject *args)
+{
+    PyObject *arrived, *known, *queues, *alone;
+    Py_ssize_t start, limit;
+    int lend;
+    if (!PyArg_ParseTuple(args, "O!nnO!O!pO", &PyList_Type, &arrived, &start, &limit, &PyDict_Type, &queues,
+                          &PyDict_Type, &known, &lend, &alone))
+        return NULL;
+    for (; start < PyList_GET_SIZE(arrived); start++) {
+        Incoming *self = (Incoming *)PyList_GET_ITEM(arrived, start);
+        if (!Py_IS_TYPE((PyObject *)self, &Incoming_type) || self->length > self->space - HEADER_SIZE)
+            break;
+        Py_ssize_t offset = self->start + HEADER_SIZE;
+        char *address = (char *)self->header + HEADER_SIZE;
+        Known *layout = layout_of(address, self->memory, offset, self->length);
+        PyObject *asked = layout == NULL ? NULL : PyDict_GetItemWithError(known, layout->layout);
+        Py_ssize_t size = asked == NULL ? 0 : PyLong_AsSsize_t(PyTuple_GET_ITEM(asked, 0));
+        if (asked == NULL || size > limit)
+            break;
+        PyObject *kind = self->alone ? alone : PyTuple_GET_ITEM(asked, 1);
+        Py_INCREF(kind);
+        PyObject *value = build(layout, address, self->memory, offset, lend);
+        if (value == NULL || !PyTuple_CheckExact(value)) {
+            Py_XDECREF(value);
+            Py_DECREF(kind);
+            break;
+        }
+        Py_XSETREF(self->args, value);
+        Py_XSETREF(self->kind, kind);
+        self->size = size;
+        PyObject *queue = PyDict_GetItemWithError(queues, kind), *done = NULL;
+        if (queue != NULL)
+            Py_INCREF(queue);
+        else if (!PyErr_Occurred() && (queue = PyObject_CallNoArgs(deque)) != NULL && PyDict_SetItem(queues, kind, queue) < 0)
+            Py_CLEAR(queue);
+        if (queue != NULL)
+            done = PyObject_CallMethodOneArg(queue, name_append, (PyObject *)self);
+        Py_XDECREF(queue);
+        if (done == NULL)
+            break;
+        Py_DECREF(done);
+    }
+    /* An error that has to do with one request comes again where that is dealt with alone. */
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return NULL;
+    PyErr_Clear();
+    return PyLong_FromSsize_t(start);
+}
+
+static PyObject *
+cut(PyObject *module, PyObject *args)
+{
+    PyObject *queue, *now;
+    Py_ssize_t limit, left, size = 0;
+    if (!PyArg_ParseTuple(args, "OnO", &queue, &limit, &now) || (left = PyObject_Size(queue)) < 0)
+        return NULL;
+    PyObject *alone = left == 1 ? Py_True : Py_False, *batch = PyList_New(0);
+    while (batch != NULL && left > 0) {
+        PyObject *first = PySequence_GetItem(queue, 0), *number, *claimed = NULL;
+        if (first == NULL)
+            goto failed;
+        Py_ssize_t its_size;
+        if (Py_IS_TYPE(first, &Incoming_type)) {
+            its_size = ((Incoming *)first)->size;
+        }
+        else {
+            number = PyObject_GetAttr(first, name_size);
+            its_size = number == NULL ? -1 : PyLong_AsSsize_t(number);
+            Py_XDECREF(number);
+        }
+        if (its_size < 0 && PyErr_Occurred()) {
+            Py_DECREF(first);
+            goto failed;
+        }
+        if (PyList_GET_SIZE(batch) > 0 && size + its_size > limit) {
+            Py_DECREF(first);
+            break;
+        }
+        PyObject *popped = PyObject_CallMethodNoArgs(queue, name_popleft);
+        if (popped != NULL) {
+            PyObject *both[] = {first, now, alone};
+            if (Py_IS_TYPE(first, &Incoming_type))
+                claimed = Incoming_claim((Incoming *)first, both + 1, 2);
+            else
+                claimed = PyObject_VectorcallMethod(name_claim, both, 3, NULL);
+        }
+        Py_XDECREF(popped);
+        int failed = 1;
+        if (claimed == Py_True) {
+            size += its_size;
+            failed = PyList_Append(batch, first) < 0;
+        }
+        else if (claimed != NULL) {
+            PyObject *dropped = PyObject_CallMethodNoArgs(first, name_drop);
+            failed = dropped == NULL;
+            Py_XDECREF(dropped);
+        }
+        Py_XDECREF(claimed);
+        Py_DECREF(first);
+        if (failed)
+            goto failed;
+        left--;
+    }
+    return Py_BuildValue("Nn", batch, size);
+failed:
+    Py_XDECREF(batch);
+    return NULL;
+}
+
+/* --- the board: see board.py --------------------------------------------------------------------------------------- */
+
+static PyObject *
+bucket(PyObject *module, PyObject *nanoseconds)
+{
+    long long ns = PyLong_AsLongLong(nanoseconds), units = ns >> 10, index;
+    if (ns == -1 && PyErr_Occurred())
+        return NULL;
+    if (units < 4) {
+        index = units > 0 ? units : 0;
+    }
+    else {
+        int exponent = 61 - __builtin_clzll(units);
+        index = 4 * exponent + 4 + ((units >> exponent) & 3);
+    }
+    return PyLong_FromLongLong(index < 127 ? index : 127);
+}
+
+static PyObject *
+add(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    Py_ssize_t size;
+    char *address = count > 0 ? address_of(args[0], &size) : NULL;
+    if (address == NULL)
+        return NULL;
+    for (Py_ssize_t i = 1; i + 1 < count; i += 2) {
+        Py_ssize_t index = PyLong_AsSsize_t(args[i]), number = PyLong_AsSsize_t(args[i + 1]);
+        if (PyErr_Occurred())
+            return NULL;
+        if (index < 0 || index >= size / 8) {
+            PyErr_SetString(PyExc_IndexError, "no such cell");
+            return NULL;
+        }
+        ((uint64_t *)address)[index] += number;
+    }
+    Py_RETURN_NONE;
+}
+
+/* --- small arrays: see tensors.py ---------------------------------------------------------------------------------- */
+
+static PyObject *
+joined(PyObject *module, PyObject *arrays)
+{
+    PyObject *sequence = PySequence_Fast(arrays, "joined takes arrays"), *result = NULL;
+    if (sequence == NULL)
+        return NULL;
+    PyObject **items = PySequence_Fast_ITEMS(sequence);
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+    PyArrayObject *first = count > 0 && PyArray_CheckExact(items[0]) ? (PyArrayObject *)items[0] : NULL;
+    int nd = first == NULL ? 0 : PyArray_NDIM(first), alike = 0 < nd && nd <= MAX_DIMS;
+    npy_intp dims[MAX_DIMS];
+    if (alike) {
+        memcpy(dims, PyArray_DIMS(first), nd * sizeof(npy_intp));
+        dims[0] = 0;
+    }
+    for (Py_ssize_t i = 0; alike && i < count; i++) {
+        PyArrayObject *array = (PyArrayObject *)items[i];
+        alike = PyArray_CheckExact(items[i]) && PyArray_DESCR(array) == PyArray_DESCR(first) && PyArray_NDIM(array) == nd &&
+                !memcmp(dims + 1, PyArray_DIMS(array) + 1, (nd - 1) * sizeof(npy_intp)) && PyArray_IS_C_CONTIGUOUS(array) &&
+                !PyDataType_REFCHK(PyArray_DESCR(array));
+        if (alike)
+            dims[0] += PyArray_DIM(array, 0);
+    }
+    if (alike) {
+        Py_INCREF(PyArray_DESCR(first));
+        result = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(first), nd, dims, NULL, NULL, 0, NULL);
+        char *to = result == NULL ? NULL : PyArray_BYTES((PyArrayObject *)result);
+        for (Py_ssize_t i = 0; result != NULL && i < count; i++) {
+            memcpy(to, PyArray_BYTES((PyArrayObject *)items[i]), PyArray_NBYTES((PyArrayObject *)items[i]));
+            to += PyArray_NBYTES((PyArrayObject *)items[i]);
+        }
+    }
+    else if (count == 1 && PyArray_CheckExact(items[0])) {
+        result = PyArray_NewCopy((PyArrayObject *)items[0], NPY_CORDER);
+    }
+    else {
+        result = call("numpy", "concatenate", "(O)", sequence);
+    }
+    Py_DECREF(sequence);
+    return result;
+}
+
+static PyObject *
+rows(PyObject *module, PyObject *value)
+{
+    if (!PyArray_CheckExact(value) || PyArray_NDIM((PyArrayObject *)value) < 1) {
+        PyErr_SetString(PyExc_TypeError, "rows takes an array with at least one dimension");
+        return NULL;
+    }
+    PyArrayObject *array = (PyArrayObject *)value;
+    npy_intp dims[NPY_MAXDIMS], count = PyArray_DIM(array, 0);
+    memcpy(dims, PyArray_DIMS(array), PyArray_NDIM(array) * sizeof(npy_intp));
+    dims[0] = 1;
+    PyObject *list = PyList_New(count);
+    for (npy_intp i = 0; list != NULL && i < count; i++) {
+        Py_INCREF(PyArray_DESCR(array));
+        PyObject *row = PyArray_NewFromDescr(
+            &PyArray_Type, PyArray_DESCR(array), PyArray_NDIM(array), dims, PyArray_STRIDES(array),
+            PyArray_BYTES(array) + i * PyArray_STRIDE(array, 0), PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE, NULL);
+        if (row != NULL) {
+            PyList_SET_ITEM(list, i, row);
+            Py_INCREF(value);
+            if (PyArray_SetBaseObject((PyArrayObject *)row, value) < 0)
+                row = NULL;
+        }
+        if (row == NULL)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* --- module -------------------------------------------------------------------------------------------------------- */
+
+static PyObject *
+decode(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"memory", "offset", "length", "lend", NULL};
+    PyObject *memory;
+    Py_ssize_t offset, length, size;
+    int lend = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Onn|$p", names, &memory, &offset, &length, &lend))
+        return NULL;
+    char *address = address_of(memory, &size);
+    if (address == NULL)
+        return NULL;
+    if (offset < 0 || length < 0 || length > size - offset)
+        return fault("an encoded value reaches beyond its memory: the slot was overwritten");
+    return decode_at(address + offset, memory, offset, length, lend);
+}
+
+static PyMethodDef functions[] = {
+    {"encode", encode, METH_O, NULL},
+    {"encode_request", encode_request, METH_O, NULL},
+    {"decode", (PyCFunction)(void (*)(void))decode, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"open_requests", open_requests, METH_VARARGS, NULL},
+    {"sort_known", sort_known, METH_VARARGS, NULL},
+    {"cut", cut, METH_VARARGS, NULL},
+    {"bucket", bucket, METH_O, NULL},
+    {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
+    {"joined", joined, METH_O, NULL},
+    {"rows", rows, METH_O, NULL},
+    {NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_speedups",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__speedups(void)
+{
+    import_array();
+    struct { PyObject **name; const char *is; } names[] = {
+        {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"}, {&name_claim, "claim"},
+        {&name_drop, "drop"}, {&name_eventfd, "eventfd"}, {&name_gone, "gone"}, {&name_index, "index"},
+        {&name_memory, "memory"}, {&name_number, "number"}, {&name_popleft, "popleft"}, {&name_row, "row"},
+        {&name_segments, "segments"}, {&name_size, "size"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        if ((*names[i].name = PyUnicode_InternFromString(names[i].is)) == NULL)
+            return NULL;
+    }
+    PyObject *errors = PyImport_ImportModule("batch_inference.errors");
+    if (errors == NULL || (transport_error = PyObject_GetAttrString(errors, "TransportError")) == NULL)
+        return NULL;
+    PyObject *collections = PyImport_ImportModule("collections");
+    if (collections == NULL || (deque = PyObject_GetAttrString(collections, "deque")) == NULL)
+        return NULL;
+    Py_DECREF(errors);
+    Py_DECREF(collections);
+    if (PyType_Ready(&Large_type) < 0 || PyType_Ready(&Slot_type) < 0 || PyType_Ready(&Incoming_type) < 0 || PyType_Ready(&Ledger_type) < 0)
+        return NULL;
+    PyObject *one = PyLong_FromLong(1);
+    if (one == NULL || PyDict_SetItemString(Incoming_type.tp_dict, "answers", one) < 0)
+        return NULL;
+    Py_DECREF(one);
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    if (PyModule_AddObjectRef(module, "Slot", (PyObject *)&Slot_type) < 0 ||
+        PyModule_AddObjectRef(module, "Incoming", (PyObject *)&Incoming_type) < 0 ||
+        PyModule_AddObjectRef(module, "Ledger", (PyObject *)&Ledger_type) < 0)
+        return NULL;
+    return module;
+}

@@ -1,0 +1,203 @@
+"""What runs in C does what stands in Python; and all of it runs without C."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from batch_inference import counting, speedups, tensors
+from batch_inference.transport import codec, segment
+from batch_inference.transport.slot import Slot
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = {**os.environ, "BATCH_INFERENCE_NO_EXTENSIONS": "1"}
+
+in_c_only = pytest.mark.skipif(not speedups.built, reason="the extension was not built")
+
+DTYPES = [np.dtype(code) for code in "?bBhHiIlLqQefdgFDG"] + [np.dtype(">i4"), np.dtype(">c16")]
+any_array = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: arrays_of.arrays(
+        dtype, arrays_of.array_shapes(min_dims=0, max_dims=10, min_side=0, max_side=3), elements=st.just(dtype.type(1))
+    )
+)
+
+
+def as_it_is(array: Any) -> Any:
+    """All but the strides of dimensions without a second element, which say nothing."""
+    strides = [stride for stride, length in zip(array.strides, array.shape) if length > 1]
+    flags = array.flags
+    kinds = flags.c_contiguous, flags.f_contiguous, flags.aligned, flags.writeable
+    return array.dtype, array.shape, array.size and strides, kinds
+
+
+def written(encoded: codec.Encoded) -> bytearray:
+    memory = bytearray(len(encoded) + 64)
+    codec.write(encoded, memory, 64)
+    return memory[64:]
+
+
+@in_c_only
+@given(st.integers(-(2**40), 2**62))
+def test_a_duration_goes_into_the_same_bucket(nanoseconds: int) -> None:
+    assert counting.bucket(nanoseconds) == speedups.in_python["bucket"](nanoseconds)
+
+
+@in_c_only
+@given(any_array, st.sampled_from(["as it is", "reversed", "transposed", "read-only", "large"]))
+def test_arrays_travel_as_the_same_bytes_and_arrive_as_the_same_arrays(array: Any, how: str) -> None:
+    if how == "reversed" and array.ndim:
+        array = array[::-1]
+    elif how == "transposed":
+        array = array.T
+    elif how == "read-only":
+        array.flags.writeable = False
+    elif how == "large":
+        array = np.full((3, 5000), array.reshape(-1)[:1].sum(), array.dtype)
+    for value, encode in ((array, "encode"), ((array,), "encode_request")):
+        for _ in range(2):  # the second time it is known
+            theirs = written(getattr(codec, encode)(value))
+        assert theirs == written(speedups.in_python[encode](value))
+        memory = segment.private(len(theirs) + 64)
+        memory.memory[64 : 64 + len(theirs)] = theirs
+        for lend in (True, False):
+            one, other = (
+                function(memory.memory, 64, len(theirs), lend=lend)
+                for function in (codec.decode, speedups.in_python["decode"])
+            )
+            if encode == "encode_request":
+                assert type(one) is type(other) is tuple and len(one) == len(other) == 1
+                one, other = one[0], other[0]
+            np.testing.assert_array_equal(one, other)
+            assert as_it_is(one) == as_it_is(other)
+            assert (one.base is memory.memory) == lend and one.flags.owndata != lend
+
+
+@in_c_only
+def test_more_layouts_than_are_remembered_come_in_turn() -> None:
+    values = [np.arange(size, dtype=np.float32) for size in range(40)]
+    memory = segment.private(1 << 12).memory
+    for _ in range(3):
+        for value in values:
+            encoded = codec.encode(value)
+            assert written(encoded) == written(speedups.in_python["encode"](value))
+            codec.write(encoded, memory, 0)
+            np.testing.assert_array_equal(codec.decode(memory, 0, len(encoded)), value)
+
+
+@in_c_only
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=4), st.sampled_from([*DTYPES, np.dtype(object), np.dtype("U3")])
+)
+def test_arrays_are_joined_as_numpy_does_and_share_no_memory(lengths: list[int], dtype: Any) -> None:
+    values = [np.ones((length, 2, 3), dtype) for length in lengths]
+    values[-1] = values[-1][:, ::-1]
+    one, other = tensors.joined(values), speedups.in_python["joined"](values)
+    np.testing.assert_array_equal(one, other)
+    assert (one.dtype, one.shape) == (other.dtype, other.shape) and not any(np.shares_memory(one, v) for v in values)
+
+
+@in_c_only
+def test_arrays_that_are_not_alike_are_joined_as_numpy_does_or_refused_as_it_does() -> None:
+    unlike = [np.ones((1, 2), np.float32), np.ones((1, 2), np.float64)]
+    assert tensors.joined(unlike).dtype == np.float64
+    for wrong in ([np.ones((1, 2)), np.ones((1, 3))], [np.ones(()), np.ones(())], []):
+        with pytest.raises((ValueError, IndexError)):
+            tensors.joined(wrong)
+
+
+@in_c_only
+@given(any_array.filter(lambda array: array.ndim > 0), st.booleans())
+def test_rows_are_those_of_numpy_and_share_its_memory(array: Any, other_way: bool) -> None:
+    array = array[::-1] if other_way else array
+    one, other = tensors.rows(array), speedups.in_python["rows"](array)
+    assert list(map(as_it_is, one)) == list(map(as_it_is, other)) and len(one) == len(array)
+    for mine, its in zip(one, other):
+        np.testing.assert_array_equal(mine, its)
+        assert array.size == 0 or np.shares_memory(mine, array)
+
+
+@in_c_only
+def test_cells_are_added_to_and_none_beyond_them() -> None:
+    cells = segment.private(64).quads
+    counting.add(cells, 0, 3, 7, 1)
+    counting.add(cells, 0, 4)
+    assert cells.tolist() == [7, 0, 0, 0, 0, 0, 0, 1]
+    with pytest.raises(IndexError):
+        counting.add(cells, 8, 1)
+
+
+def test_a_slot_takes_no_request_that_is_too_large_for_it() -> None:
+    memory = segment.private(1 << 12)
+    slot = Slot(memory, 0, 1024, 10)
+    with pytest.raises(ValueError, match="does not fit"):
+        slot.write(bytes(1024))
+    slot.write(bytes(960))
+    assert slot.length == 960 and slot.room == 0 and memory.memory[2048:] == bytes(2048)
+
+
+@in_c_only
+def test_a_slot_lies_within_its_segment() -> None:
+    for offset, order in ((0, 13), (4096, 10), (-64, 10), (32, 6)):
+        with pytest.raises(ValueError, match="within"):
+            Slot(segment.private(1 << 12), 0, offset, order)
+
+
+@in_c_only
+def test_what_memory_is_read_lies_within_it() -> None:
+    memory = segment.private(1 << 12).memory
+    for offset, length in ((-1, 8), (4090, 8), (0, 4097), (0, -1)):
+        with pytest.raises(codec.TransportError):
+            codec.decode(memory, offset, length)
+
+
+def test_all_that_is_in_c_stands_in_python_too() -> None:
+    for name in ("ledger", "worker"):
+        importlib.import_module(f"batch_inference.{name}")
+    if speedups.built:
+        assert {name for name in vars(speedups._speedups) if name[0] != "_"} == set(speedups.in_python)
+        assert codec.decode is not speedups.in_python["decode"] is not None
+    else:
+        assert codec.decode is speedups.in_python["decode"]
+
+
+def test_the_tests_of_what_runs_in_c_pass_without_it() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from batch_inference import speedups; print(speedups.built)"],
+        env=WITHOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "False\n"
+    units = [f"tests/unit/test_{name}.py" for name in ("arena", "codec", "inbox", "worker", "ahead", "statistics")]
+    process = [f"tests/process/test_{name}.py" for name in ("example", "pieces", "submit", "names", "poison")]
+    passed = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "2",
+            *units,
+            *process,
+            "tests/faults/test_workers.py",
+        ],
+        cwd=ROOT,
+        env=WITHOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    assert passed.returncode == 0, passed.stdout[-5000:]
