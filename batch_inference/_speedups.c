@@ -6,9 +6,11 @@
 
    The interpreter lock is held throughout, but for copies of large arrays. */
 
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <poll.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -23,6 +25,8 @@
 #define REMEMBERED 16   /* layouts of each kind */
 #define SMALL 16384     /* bytes of values that are put together before they are written: codec._SMALL */
 #define LARGE 32768     /* bytes that are copied without the interpreter lock */
+#define WORTH_POOLING 65536     /* bytes of batches whose memory is used again: buffers.WORTH_POOLING */
+#define READ_SIZE 65536 /* bytes that a pipe holds, as a rule */
 
 enum { OK = 1, ERROR = 2, DROPPED = 3, RUNS_ALONE = 4 };
 
@@ -566,6 +570,21 @@ Slot_done(Slot *self, void *closure)
 }
 
 static PyObject *
+Slot_forget(Slot *self, PyObject *ignored)
+{
+    self->abandoned = 0;
+    Py_CLEAR(self->error);
+    Py_CLEAR(self->elsewhere);
+    if (self->deaths == NULL || !PyTuple_CheckExact(self->deaths) || PyTuple_GET_SIZE(self->deaths) > 0) {
+        PyObject *none = PyTuple_New(0);
+        if (none == NULL)
+            return NULL;
+        Py_XSETREF(self->deaths, none);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 Slot_size(Slot *self, void *closure)
 {
     return PyLong_FromSsize_t((Py_ssize_t)1 << self->order);
@@ -623,6 +642,7 @@ static PyMethodDef Slot_methods[] = {
     {"write", (PyCFunction)Slot_write, METH_O, NULL},
     {"descriptor", (PyCFunction)Slot_descriptor, METH_O, NULL},
     {"reply", (PyCFunction)Slot_reply, METH_O, NULL},
+    {"forget", (PyCFunction)Slot_forget, METH_NOARGS, NULL},
     {NULL},
 };
 
@@ -1272,6 +1292,51 @@ static PyTypeObject Ledger_type = {
     .tp_methods = Ledger_methods,
 };
 
+/* --- a worker's pipe: see inbox.py --------------------------------------------------------------------------------- */
+
+static PyObject *
+read_or_hear(PyObject *module, PyObject *args)
+{
+    int pipe, control, ready;
+    PyObject *timeout;
+    if (!PyArg_ParseTuple(args, "iiO", &pipe, &control, &timeout))
+        return NULL;
+    double seconds = timeout == Py_None ? 0 : PyFloat_AsDouble(timeout);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t end = timeout == Py_None ? INT64_MAX : monotonic_ns() + (int64_t)(seconds * 1e9);
+    struct pollfd fds[] = {{.fd = pipe, .events = POLLIN}, {.fd = control, .events = POLLIN}};
+    for (;;) {
+        int64_t left = end == INT64_MAX ? 0 : end - monotonic_ns();
+        left = left > 0 ? left : 0;
+        struct timespec wait = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
+        Py_BEGIN_ALLOW_THREADS
+        ready = ppoll(fds, 2, end == INT64_MAX ? NULL : &wait, NULL);
+        Py_END_ALLOW_THREADS
+        if (ready >= 0)
+            break;
+        if (errno != EINTR)
+            return PyErr_SetFromErrno(PyExc_OSError);
+        if (PyErr_CheckSignals() < 0)
+            return NULL;
+    }
+    PyObject *data = PyBytes_FromStringAndSize(NULL, 0);
+    ssize_t got = fds[0].revents ? READ_SIZE : 0;
+    while (data != NULL && got == READ_SIZE) {
+        char buffer[READ_SIZE];
+        got = read(pipe, buffer, READ_SIZE);
+        if (got < 0 && errno != EAGAIN) {
+            Py_DECREF(data);
+            return PyErr_SetFromErrno(PyExc_OSError);
+        }
+        if (got > 0)
+            PyBytes_ConcatAndDel(&data, PyBytes_FromStringAndSize(buffer, got));
+    }
+    if (data == NULL)
+        return NULL;
+    return Py_BuildValue("NO", data, fds[1].revents ? Py_True : Py_False);
+}
+
 /* --- a worker's queues: see waiting.py ----------------------------------------------------------------------------- */
 
 static PyObject *
@@ -1424,46 +1489,112 @@ add(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 /* --- small arrays: see tensors.py ---------------------------------------------------------------------------------- */
 
+/* How to come by array i of those to join. */
+typedef PyObject *(*Next)(PyObject *from, Py_ssize_t i, Py_ssize_t column);
+
+static PyObject *in_list(PyObject *list, Py_ssize_t i, Py_ssize_t column) { return PySequence_Fast_GET_ITEM(list, i); }
+
+static PyObject *
+in_tuples(PyObject *list, Py_ssize_t i, Py_ssize_t column)
+{
+    return PyTuple_GET_ITEM(PyList_GET_ITEM(list, i), column);
+}
+
+static int
+alike(PyArrayObject *first, PyObject *other)
+{
+    PyArrayObject *array = (PyArrayObject *)other;
+    return PyArray_CheckExact(other) && PyArray_DESCR(array) == PyArray_DESCR(first) &&
+           PyArray_NDIM(array) == PyArray_NDIM(first) && PyArray_IS_C_CONTIGUOUS(array) &&
+           !memcmp(PyArray_DIMS(array) + 1, PyArray_DIMS(first) + 1, (PyArray_NDIM(first) - 1) * sizeof(npy_intp));
+}
+
+/* `count` arrays, one row below the other, of `most` bytes at most; NULL with an exception, or without if it takes more
+   than copying bytes. */
+static PyObject *
+join(PyObject *from, Next next, Py_ssize_t count, Py_ssize_t column, Py_ssize_t most)
+{
+    PyArrayObject *first = count > 0 ? (PyArrayObject *)next(from, 0, column) : NULL;
+    if (first == NULL || !PyArray_CheckExact((PyObject *)first) || PyArray_NDIM(first) < 1 ||
+        PyArray_NDIM(first) > MAX_DIMS || PyDataType_REFCHK(PyArray_DESCR(first)))
+        return NULL;
+    npy_intp dims[MAX_DIMS], size = 0;
+    memcpy(dims, PyArray_DIMS(first), PyArray_NDIM(first) * sizeof(npy_intp));
+    dims[0] = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *array = next(from, i, column);
+        if (!alike(first, array))
+            return NULL;
+        dims[0] += PyArray_DIM((PyArrayObject *)array, 0);
+        size += PyArray_NBYTES((PyArrayObject *)array);
+    }
+    if (size > most)
+        return NULL;
+    Py_INCREF(PyArray_DESCR(first));
+    PyObject *joined = PyArray_NewFromDescr(
+        &PyArray_Type, PyArray_DESCR(first), PyArray_NDIM(first), dims, NULL, NULL, 0, NULL);
+    char *to = joined == NULL ? NULL : PyArray_BYTES((PyArrayObject *)joined);
+    for (Py_ssize_t i = 0; joined != NULL && i < count; i++) {
+        PyArrayObject *array = (PyArrayObject *)next(from, i, column);
+        memcpy(to, PyArray_BYTES(array), PyArray_NBYTES(array));
+        to += PyArray_NBYTES(array);
+    }
+    return joined;
+}
+
 static PyObject *
 joined(PyObject *module, PyObject *arrays)
 {
-    PyObject *sequence = PySequence_Fast(arrays, "joined takes arrays"), *result = NULL;
+    PyObject *sequence = PySequence_Fast(arrays, "joined takes arrays");
     if (sequence == NULL)
         return NULL;
-    PyObject **items = PySequence_Fast_ITEMS(sequence);
     Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
-    PyArrayObject *first = count > 0 && PyArray_CheckExact(items[0]) ? (PyArrayObject *)items[0] : NULL;
-    int nd = first == NULL ? 0 : PyArray_NDIM(first), alike = 0 < nd && nd <= MAX_DIMS;
-    npy_intp dims[MAX_DIMS];
-    if (alike) {
-        memcpy(dims, PyArray_DIMS(first), nd * sizeof(npy_intp));
-        dims[0] = 0;
-    }
-    for (Py_ssize_t i = 0; alike && i < count; i++) {
-        PyArrayObject *array = (PyArrayObject *)items[i];
-        alike = PyArray_CheckExact(items[i]) && PyArray_DESCR(array) == PyArray_DESCR(first) && PyArray_NDIM(array) == nd &&
-                !memcmp(dims + 1, PyArray_DIMS(array) + 1, (nd - 1) * sizeof(npy_intp)) && PyArray_IS_C_CONTIGUOUS(array) &&
-                !PyDataType_REFCHK(PyArray_DESCR(array));
-        if (alike)
-            dims[0] += PyArray_DIM(array, 0);
-    }
-    if (alike) {
-        Py_INCREF(PyArray_DESCR(first));
-        result = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(first), nd, dims, NULL, NULL, 0, NULL);
-        char *to = result == NULL ? NULL : PyArray_BYTES((PyArrayObject *)result);
-        for (Py_ssize_t i = 0; result != NULL && i < count; i++) {
-            memcpy(to, PyArray_BYTES((PyArrayObject *)items[i]), PyArray_NBYTES((PyArrayObject *)items[i]));
-            to += PyArray_NBYTES((PyArrayObject *)items[i]);
-        }
-    }
-    else if (count == 1 && PyArray_CheckExact(items[0])) {
-        result = PyArray_NewCopy((PyArrayObject *)items[0], NPY_CORDER);
-    }
-    else {
-        result = call("numpy", "concatenate", "(O)", sequence);
-    }
+    PyObject *first = count > 0 ? PySequence_Fast_GET_ITEM(sequence, 0) : NULL, *result = NULL;
+    int array = first != NULL && PyArray_CheckExact(first);
+    if (array && PyArray_ISNOTSWAPPED((PyArrayObject *)first))  /* numpy makes others native */
+        result = join(sequence, in_list, count, 0, PY_SSIZE_T_MAX);
+    if (result == NULL && !PyErr_Occurred())
+        result = array && count == 1 ? PyArray_NewCopy((PyArrayObject *)first, NPY_CORDER)
+                                     : call("numpy", "concatenate", "(O)", sequence);
     Py_DECREF(sequence);
     return result;
+}
+
+static PyObject *
+joined_columns(PyObject *module, PyObject *requests)
+{
+    Py_ssize_t count = PyList_CheckExact(requests) ? PyList_GET_SIZE(requests) : 0, rows = 0, width = -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *request = PyList_GET_ITEM(requests, i);
+        if (!PyTuple_CheckExact(request) || (width >= 0 && PyTuple_GET_SIZE(request) != width))
+            Py_RETURN_NONE;
+        width = PyTuple_GET_SIZE(request);
+    }
+    if (width <= 0)
+        Py_RETURN_NONE;
+    PyObject *columns = PyTuple_New(width), *counts = PyList_New(count);
+    for (Py_ssize_t column = 0; columns != NULL && counts != NULL && column < width; column++) {
+        PyObject *joined = join(requests, in_tuples, count, column, WORTH_POOLING - 1);
+        if (joined == NULL)
+            goto failed;
+        PyTuple_SET_ITEM(columns, column, joined);
+    }
+    for (Py_ssize_t i = 0; columns != NULL && counts != NULL && i < count; i++) {
+        npy_intp length = PyArray_DIM((PyArrayObject *)in_tuples(requests, i, 0), 0);
+        PyObject *number = PyLong_FromSsize_t(length);
+        if (number == NULL)
+            goto failed;
+        PyList_SET_ITEM(counts, i, number);
+        rows += length;
+    }
+    if (columns != NULL && counts != NULL)
+        return Py_BuildValue("NNn", columns, counts, rows);
+failed:
+    Py_XDECREF(columns);
+    Py_XDECREF(counts);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -1524,7 +1655,9 @@ static PyMethodDef functions[] = {
     {"bucket", bucket, METH_O, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
     {"joined", joined, METH_O, NULL},
+    {"joined_columns", joined_columns, METH_O, NULL},
     {"rows", rows, METH_O, NULL},
+    {"read_or_hear", read_or_hear, METH_VARARGS, NULL},
     {NULL},
 };
 

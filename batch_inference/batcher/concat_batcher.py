@@ -41,6 +41,7 @@ class ConcatBatcher(Batcher):
     borrows = True
     by_shape = True
     batch_sizes: tuple[int, ...] = ()
+    _only_joins = False  # rows of tensors are copied as they are, and nothing else
 
     def __init__(self, *, batch_sizes: Sequence[int] | None = None, tensor: str | None = None) -> None:
         super().__init__()
@@ -48,8 +49,13 @@ class ConcatBatcher(Batcher):
             self.batch_sizes = _options.ascending("batch_sizes", batch_sizes)
         if tensor not in (None, "np", "pt"):
             raise ConfigError(f"tensor must be 'np' or 'pt', got {tensor!r}; it may be left out")
+        inherits = (getattr(type(self), name) is getattr(ConcatBatcher, name) for name in ("_layout", "_merge_tensors"))
+        self._only_joins = not self.batch_sizes and all(inherits)
 
     def batch(self, requests: list[Request]) -> tuple[Any, Any]:
+        if self._only_joins and (small := tensors.joined_columns(requests)) is not None:
+            merged, counts, rows = small
+            return merged, Layout(counts, rows)
         layout = self._layout(requests)
         if tensors.PLAIN.issuperset(
             map(type, requests[0])

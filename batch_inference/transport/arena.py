@@ -71,9 +71,7 @@ class Arena:
 
     def release(self, slot: Slot) -> None:
         """Takes back a slot that no worker will touch again."""
-        if slot.error is not None or slot.elsewhere is not None or slot.abandoned or slot.deaths:
-            slot.error = slot.elsewhere = None
-            slot.abandoned, slot.deaths = False, ()
+        slot.forget()
         self._free[slot.order].append(slot)
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from batch_inference.errors import TransportError
+from batch_inference.speedups import in_c
 from batch_inference.transport import codec, segment
 from batch_inference.transport.channel import (
     FarChannel,
@@ -48,6 +49,14 @@ class Inbox(Sink, Protocol):
         ...
 
 
+@in_c
+def read_or_hear(pipe: int, control: int, timeout: float | None) -> tuple[bytes, bool]:
+    """Waits up to `timeout` seconds (None: for as long as it takes) until there is something in a request pipe, or on a
+    control connection; what waits in the pipe, and whether there is something to hear. Both numbers are below 1024."""
+    ready = select.select([pipe, control], [], [], timeout)[0]
+    return read_waiting(pipe) if pipe in ready else b"", control in ready
+
+
 class RemoteInbox:
     """Of a worker process: a request pipe, and a control connection to the supervisor."""
 
@@ -57,9 +66,6 @@ class RemoteInbox:
         self._pipe = pipe
         self._control = control
         self._control_fd = control.fileno()
-        self._poll = select.poll()
-        self._poll.register(pipe, select.POLLIN)
-        self._poll.register(self._control_fd, select.POLLIN)
         self._peers: dict[int, Peer] = {}
         self._gone: set[int] = set()
         self._parked = b""  # descriptors
@@ -67,26 +73,16 @@ class RemoteInbox:
 
     def receive(self, timeout: float | None) -> list[Incoming]:
         if self._full or self._control.unsent:
-            commands, requests = self._wait_for_room(timeout)
+            data, commands = self._wait_for_room(timeout)
         else:
-            # poll is quicker, but its waits are whole milliseconds.
-            if timeout:
-                ready = select.select([self._pipe, self._control_fd], [], [], timeout)[0]
-                commands, requests = self._control_fd in ready, self._pipe in ready
-            else:
-                commands = requests = False
-                for fd, _ in self._poll.poll(timeout):
-                    if fd == self._pipe:
-                        requests = True
-                    else:
-                        commands = True
+            data, commands = read_or_hear(self._pipe, self._control_fd, timeout)
         opened: list[Incoming] = []
         if commands:
             self._obey()
             parked, self._parked = self._parked, b""
             self._open(parked, opened)
-        if requests:
-            self._open_waiting(read_waiting(self._pipe), opened)
+        if data:
+            self._open_waiting(data, opened)
         return opened
 
     def _open_waiting(self, data: bytes, opened: list[Incoming]) -> None:
@@ -102,8 +98,8 @@ class RemoteInbox:
             self._open(b"".join(misplaced), opened)
             self._parked = parked
 
-    def _wait_for_room(self, timeout: float | None) -> tuple[bool, bool]:
-        """Waits for commands, requests, and room for what did not fit: with poll, as select knows no large numbers."""
+    def _wait_for_room(self, timeout: float | None) -> tuple[bytes, bool]:
+        """As `read_or_hear`, or until there is room for what did not fit: with poll, which knows large numbers."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         poll.register(self._control, select.POLLIN | (select.POLLOUT if self._control.unsent else 0))
@@ -112,7 +108,8 @@ class RemoteInbox:
         ready = dict(poll.poll(None if timeout is None else timeout * 1e3))
         if any(event & select.POLLOUT for event in ready.values()):
             self.flush()
-        return bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT), self._pipe in ready
+        commands = bool(ready.get(self._control.fileno(), 0) & ~select.POLLOUT)
+        return read_waiting(self._pipe) if self._pipe in ready else b"", commands
 
     def _open(self, descriptors: bytes, opened: list[Incoming]) -> None:
         """Adds the requests in slots that are here; descriptors whose memory or channel has yet to come are parked."""

@@ -103,6 +103,12 @@ class Slot:
             return codec.decode(memory, self.offset + self.reply_at, size)
         return rare(self)
 
+    def forget(self) -> None:
+        """Lets go of what became of its last use."""
+        if self.error is not None or self.elsewhere is not None or self.abandoned or self.deaths:
+            self.error = self.elsewhere = None
+            self.abandoned, self.deaths = False, ()
+
     @property
     def size(self) -> int:
         return 1 << self.order

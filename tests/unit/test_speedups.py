@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from batch_inference import counting, speedups, tensors
+from batch_inference.batcher import ConcatBatcher
 from batch_inference.transport import codec, segment
 from batch_inference.transport.slot import Slot
 
@@ -105,6 +106,38 @@ def test_arrays_are_joined_as_numpy_does_and_share_no_memory(lengths: list[int],
 
 
 @in_c_only
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
+def test_columns_are_joined_as_the_batcher_does_step_by_step(lengths: list[int], dtypes: list[Any]) -> None:
+    requests = [tuple([np.full((length, 3), length, dtype) for dtype in dtypes]) for length in lengths]
+    merged, layout = ConcatBatcher().batch(requests)
+    step_by_step = ConcatBatcher()
+    step_by_step._only_joins = False
+    theirs, its_layout = step_by_step.batch(requests)
+    assert layout == its_layout and type(merged) is type(theirs) and len(merged) == len(theirs)
+    for mine, its in zip(merged, theirs):
+        np.testing.assert_array_equal(mine, its)
+        assert as_it_is(mine) == as_it_is(its) and not any(np.shares_memory(mine, part) for part in requests[0])
+
+
+@in_c_only
+def test_columns_that_take_more_than_copying_are_left_to_the_batcher() -> None:
+    row = np.ones((1, 2), np.float32)
+    for requests in (
+        [(row,), (row.astype(np.float64),)],
+        [(row,), (np.ones((1, 3), np.float32),)],
+        [(np.ones((3, 2), np.float32)[::2],)],
+        [(np.ones(()),)],
+        [(row.astype(object),)],
+        [(row, 3)],
+        [()],
+        [],
+        [(row.view(np.matrix),)],
+        [(np.ones((1, 1 << 14), np.float32),)],
+    ):
+        assert tensors.joined_columns(requests) is None
+
+
+@in_c_only
 def test_arrays_that_are_not_alike_are_joined_as_numpy_does_or_refused_as_it_does() -> None:
     unlike = [np.ones((1, 2), np.float32), np.ones((1, 2), np.float64)]
     assert tensors.joined(unlike).dtype == np.float64
@@ -168,6 +201,8 @@ def test_all_that_is_in_c_stands_in_python_too() -> None:
         assert codec.decode is speedups.in_python["decode"]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_the_tests_of_what_runs_in_c_pass_without_it() -> None:
     said = subprocess.run(
         [sys.executable, "-c", "from batch_inference import speedups; print(speedups.built)"],
@@ -177,8 +212,8 @@ def test_the_tests_of_what_runs_in_c_pass_without_it() -> None:
         check=True,
     )
     assert said.stdout == "False\n"
-    units = [f"tests/unit/test_{name}.py" for name in ("arena", "codec", "inbox", "worker", "ahead", "statistics")]
-    process = [f"tests/process/test_{name}.py" for name in ("example", "pieces", "submit", "names", "poison")]
+    units = [f"tests/unit/test_{name}.py" for name in ("arena", "codec", "inbox", "worker", "statistics")]
+    process = [f"tests/process/test_{name}.py" for name in ("example", "submit", "poison", "forms")]
     passed = subprocess.run(
         [
             sys.executable,
@@ -189,15 +224,16 @@ def test_the_tests_of_what_runs_in_c_pass_without_it() -> None:
             "no:cacheprovider",
             "-n",
             "2",
+            "--dist",
+            "loadfile",
             *units,
             *process,
-            "tests/faults/test_workers.py",
         ],
         cwd=ROOT,
         env=WITHOUT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=280,
     )
     assert passed.returncode == 0, passed.stdout[-5000:]
