@@ -242,10 +242,8 @@ encode_array(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
     if (before + size > SMALL) {
         Large *large = PyObject_New(Large, &Large_type);
         if (large != NULL) {
-            Py_INCREF(prefix);
-            Py_INCREF(array);
-            large->prefix = prefix;
-            large->array = (PyObject *)array;
+            large->prefix = Py_NewRef(prefix);
+            large->array = Py_NewRef(array);
         }
         return (PyObject *)large;
     }
@@ -398,12 +396,9 @@ build(Known *known, char *address, PyObject *memory, Py_ssize_t offset, int lend
     }
     if (!in_tuple)
         return array;
-    PyObject *tuple = PyTuple_New(1);
-    if (tuple == NULL)
-        Py_DECREF(array);
-    else
-        PyTuple_SET_ITEM(tuple, 0, array);
-    return tuple;
+    PyObject *request = PyTuple_Pack(1, array);
+    Py_DECREF(array);
+    return request;
 }
 
 static PyObject *
@@ -457,8 +452,7 @@ Slot_init(Slot *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "a slot must lie within its segment");
         return -1;
     }
-    Py_INCREF(segment);
-    Py_XSETREF(self->segment, segment);
+    Py_XSETREF(self->segment, Py_NewRef(segment));
     self->header = (Header *)(address + self->offset);
     self->unit = self->offset / UNIT;
     self->word = self->unit * (UNIT / 4);
@@ -557,16 +551,11 @@ Slot_descriptor(Slot *self, PyObject *client)
     return PyBytes_FromStringAndSize((char *)&descriptor, sizeof(descriptor));
 }
 
-static int
-is_done(Slot *self)
-{
-    return __atomic_load_n(&self->header->done_gen, __ATOMIC_ACQUIRE) == self->gen || has(self->error);
-}
-
 static PyObject *
 Slot_done(Slot *self, void *closure)
 {
-    return PyBool_FromLong(is_done(self));
+    uint32_t done = __atomic_load_n(&self->header->done_gen, __ATOMIC_ACQUIRE);
+    return PyBool_FromLong(done == self->gen || has(self->error));
 }
 
 static PyObject *
@@ -703,15 +692,15 @@ open_request(PyObject *inbox, PyObject *peer, PyObject *segment, PyObject *chann
     uint64_t length = header->length, room = header->reply_room;
     if ((fd = PyObject_GetAttr(channel, name_eventfd)) == NULL)
         goto end;
-    Incoming *self = PyObject_GC_New(Incoming, &Incoming_type);
+    Incoming *self = PyObject_New(Incoming, &Incoming_type);
     if (self == NULL)
         goto end;
     memset((char *)self + sizeof(PyObject), 0, sizeof(Incoming) - sizeof(PyObject));
-    Py_INCREF(self->inbox = inbox);
-    Py_INCREF(self->peer = peer);
-    Py_INCREF(self->segment = segment);
-    Py_INCREF(self->memory = memory);
-    Py_INCREF(self->channel = channel);
+    self->inbox = Py_NewRef(inbox);
+    self->peer = Py_NewRef(peer);
+    self->segment = Py_NewRef(segment);
+    self->memory = Py_NewRef(memory);
+    self->channel = Py_NewRef(channel);
     self->header = header;
     self->start = start;
     self->space = size - start;
@@ -724,7 +713,6 @@ open_request(PyObject *inbox, PyObject *peer, PyObject *segment, PyObject *chann
     self->deadline = descriptor->deadline;
     self->eventfd = (int)PyLong_AsLong(fd);
     self->alone = header->tries > 0;
-    PyObject_GC_Track(self);
     result = (PyObject *)self;
 end:
     Py_DECREF(memory);
@@ -732,38 +720,13 @@ end:
     return result;
 }
 
-static int
-Incoming_traverse(Incoming *self, visitproc visit, void *arg)
-{
-    Py_VISIT(self->inbox);
-    Py_VISIT(self->peer);
-    Py_VISIT(self->segment);
-    Py_VISIT(self->memory);
-    Py_VISIT(self->channel);
-    Py_VISIT(self->args);
-    Py_VISIT(self->kind);
-    return 0;
-}
-
-static int
-Incoming_clear(Incoming *self)
-{
-    Py_CLEAR(self->args);
-    Py_CLEAR(self->kind);
-    return 0;
-}
-
 static void
 Incoming_dealloc(Incoming *self)
 {
-    PyObject_GC_UnTrack(self);
-    Incoming_clear(self);
-    Py_CLEAR(self->inbox);
-    Py_CLEAR(self->peer);
-    Py_CLEAR(self->segment);
-    Py_CLEAR(self->memory);
-    Py_CLEAR(self->channel);
-    PyObject_GC_Del(self);
+    PyObject *members[] = {self->inbox, self->peer, self->segment, self->memory, self->channel, self->args, self->kind};
+    PyObject_Free(self);
+    for (size_t i = 0; i < sizeof(members) / sizeof(*members); i++)
+        Py_XDECREF(members[i]);
 }
 
 static void
@@ -806,15 +769,13 @@ decode_request(Incoming *self, int lend, int takes)
     PyObject *value, *layout;
     Known *known = layout_of(address, self->memory, self->start + HEADER_SIZE, self->length);
     if (known != NULL) {
-        layout = known->layout;
-        Py_INCREF(layout);
+        layout = Py_NewRef(known->layout);
         value = build(known, address, self->memory, self->start + HEADER_SIZE, lend);
     }
     else {
         if (PyErr_Occurred())
             return NULL;
-        layout = Py_None;
-        Py_INCREF(layout);
+        layout = Py_NewRef(Py_None);
         if (takes)
             mark(self, RUNS_ALONE, 0, self->gen);
         value = call(CODEC, "unpickle", "(Onn)", self->memory, self->start + HEADER_SIZE, self->length);
@@ -827,14 +788,9 @@ decode_request(Incoming *self, int lend, int takes)
         Py_DECREF(layout);
         return NULL;
     }
-    PyObject *both = PyTuple_New(2);
-    if (both == NULL) {
-        Py_DECREF(value);
-        Py_DECREF(layout);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(both, 0, value);
-    PyTuple_SET_ITEM(both, 1, layout);
+    PyObject *both = PyTuple_Pack(2, value, layout);
+    Py_DECREF(value);
+    Py_DECREF(layout);
     return both;
 }
 
@@ -855,8 +811,7 @@ Incoming_fresh_args(Incoming *self, PyObject *lend)
     PyObject *both = lends < 0 ? NULL : decode_request(self, lends, 0);
     if (both == NULL)
         return NULL;
-    PyObject *value = PyTuple_GET_ITEM(both, 0);
-    Py_INCREF(value);
+    PyObject *value = Py_NewRef(PyTuple_GET_ITEM(both, 0));
     Py_DECREF(both);
     return value;
 }
@@ -1039,9 +994,7 @@ static PyTypeObject Incoming_type = {
     .tp_name = "batch_inference._speedups.Incoming",
     .tp_doc = "See incoming.py.",
     .tp_basicsize = sizeof(Incoming),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_traverse = (traverseproc)Incoming_traverse,
-    .tp_clear = (inquiry)Incoming_clear,
+    .tp_flags = Py_TPFLAGS_DEFAULT,     /* nothing that it refers to refers to it */
     .tp_dealloc = (destructor)Incoming_dealloc,
     .tp_members = Incoming_members,
     .tp_methods = Incoming_methods,
@@ -1118,10 +1071,8 @@ Ledger_init(Ledger *self, PyObject *args, PyObject *kwargs)
     PyObject *board, *choose;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &board, &choose))
         return -1;
-    Py_INCREF(board);
-    Py_XSETREF(self->board, board);
-    Py_INCREF(choose);
-    Py_XSETREF(self->choose, choose);
+    Py_XSETREF(self->board, Py_NewRef(board));
+    Py_XSETREF(self->choose, Py_NewRef(choose));
     Py_XSETREF(self->requests, PyDict_New());
     Py_XSETREF(self->ready, PyList_New(0));
     return self->requests == NULL || self->ready == NULL ? -1 : 0;
@@ -1202,18 +1153,15 @@ Ledger_assign(Ledger *self, PyObject *argument)
     Slot *slot = (Slot *)argument;
     PyObject *peer;
     if (PyList_GET_SIZE(self->ready) == 0) {
-        peer = Py_None;
-        Py_INCREF(peer);
+        peer = Py_NewRef(Py_None);
     }
     else if (PyList_GET_SIZE(self->ready) == 1) {
-        peer = PyList_GET_ITEM(self->ready, 0);
-        Py_INCREF(peer);
+        peer = Py_NewRef(PyList_GET_ITEM(self->ready, 0));
     }
     else if ((peer = PyObject_CallOneArg(self->choose, self->ready)) == NULL) {
         return NULL;
     }
-    Py_INCREF(peer);
-    Py_XSETREF(slot->worker, peer);
+    Py_XSETREF(slot->worker, Py_NewRef(peer));
     if (peer != Py_None && count(self, peer, 1) < 0) {
         Py_DECREF(peer);
         return NULL;
@@ -1229,8 +1177,7 @@ Ledger_enter(Ledger *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     Slot *slot = (Slot *)args[0];
-    Py_INCREF(args[1]);
-    Py_XSETREF(slot->channel, args[1]);
+    Py_XSETREF(slot->channel, Py_NewRef(args[1]));
     slot->arrived = monotonic_ns();
     slot->deadline = 0;
     if (args[2] != Py_None) {
@@ -1449,7 +1396,7 @@ failed:
     return NULL;
 }
 
-/* --- the board: see board.py --------------------------------------------------------------------------------------- */
+/* --- the board: see counting.py ------------------------------------------------------------------------------------ */
 
 static PyObject *
 bucket(PyObject *module, PyObject *nanoseconds)
@@ -1489,15 +1436,10 @@ add(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 /* --- small arrays: see tensors.py ---------------------------------------------------------------------------------- */
 
-/* How to come by array i of those to join. */
-typedef PyObject *(*Next)(PyObject *from, Py_ssize_t i, Py_ssize_t column);
-
-static PyObject *in_list(PyObject *list, Py_ssize_t i, Py_ssize_t column) { return PySequence_Fast_GET_ITEM(list, i); }
-
 static PyObject *
-in_tuples(PyObject *list, Py_ssize_t i, Py_ssize_t column)
+item_at(PyObject *requests, Py_ssize_t i, Py_ssize_t column)
 {
-    return PyTuple_GET_ITEM(PyList_GET_ITEM(list, i), column);
+    return PyTuple_GET_ITEM(PyList_GET_ITEM(requests, i), column);
 }
 
 static int
@@ -1509,55 +1451,38 @@ alike(PyArrayObject *first, PyObject *other)
            !memcmp(PyArray_DIMS(array) + 1, PyArray_DIMS(first) + 1, (PyArray_NDIM(first) - 1) * sizeof(npy_intp));
 }
 
-/* `count` arrays, one row below the other, of `most` bytes at most; NULL with an exception, or without if it takes more
-   than copying bytes. */
+/* The arrays in one column of a list of tuples, one below the other; NULL with an exception, or without if it takes more than
+   copying bytes, or buffers.py would be asked for the memory. */
 static PyObject *
-join(PyObject *from, Next next, Py_ssize_t count, Py_ssize_t column, Py_ssize_t most)
+join(PyObject *requests, Py_ssize_t column)
 {
-    PyArrayObject *first = count > 0 ? (PyArrayObject *)next(from, 0, column) : NULL;
-    if (first == NULL || !PyArray_CheckExact((PyObject *)first) || PyArray_NDIM(first) < 1 ||
+    Py_ssize_t count = PyList_GET_SIZE(requests);
+    PyArrayObject *first = (PyArrayObject *)item_at(requests, 0, column);
+    if (!PyArray_CheckExact((PyObject *)first) || PyArray_NDIM(first) < 1 ||
         PyArray_NDIM(first) > MAX_DIMS || PyDataType_REFCHK(PyArray_DESCR(first)))
         return NULL;
     npy_intp dims[MAX_DIMS], size = 0;
     memcpy(dims, PyArray_DIMS(first), PyArray_NDIM(first) * sizeof(npy_intp));
     dims[0] = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *array = next(from, i, column);
+        PyObject *array = item_at(requests, i, column);
         if (!alike(first, array))
             return NULL;
         dims[0] += PyArray_DIM((PyArrayObject *)array, 0);
         size += PyArray_NBYTES((PyArrayObject *)array);
     }
-    if (size > most)
+    if (size >= WORTH_POOLING)
         return NULL;
     Py_INCREF(PyArray_DESCR(first));
     PyObject *joined = PyArray_NewFromDescr(
         &PyArray_Type, PyArray_DESCR(first), PyArray_NDIM(first), dims, NULL, NULL, 0, NULL);
     char *to = joined == NULL ? NULL : PyArray_BYTES((PyArrayObject *)joined);
     for (Py_ssize_t i = 0; joined != NULL && i < count; i++) {
-        PyArrayObject *array = (PyArrayObject *)next(from, i, column);
+        PyArrayObject *array = (PyArrayObject *)item_at(requests, i, column);
         memcpy(to, PyArray_BYTES(array), PyArray_NBYTES(array));
         to += PyArray_NBYTES(array);
     }
     return joined;
-}
-
-static PyObject *
-joined(PyObject *module, PyObject *arrays)
-{
-    PyObject *sequence = PySequence_Fast(arrays, "joined takes arrays");
-    if (sequence == NULL)
-        return NULL;
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
-    PyObject *first = count > 0 ? PySequence_Fast_GET_ITEM(sequence, 0) : NULL, *result = NULL;
-    int array = first != NULL && PyArray_CheckExact(first);
-    if (array && PyArray_ISNOTSWAPPED((PyArrayObject *)first))  /* numpy makes others native */
-        result = join(sequence, in_list, count, 0, PY_SSIZE_T_MAX);
-    if (result == NULL && !PyErr_Occurred())
-        result = array && count == 1 ? PyArray_NewCopy((PyArrayObject *)first, NPY_CORDER)
-                                     : call("numpy", "concatenate", "(O)", sequence);
-    Py_DECREF(sequence);
-    return result;
 }
 
 static PyObject *
@@ -1574,13 +1499,13 @@ joined_columns(PyObject *module, PyObject *requests)
         Py_RETURN_NONE;
     PyObject *columns = PyTuple_New(width), *counts = PyList_New(count);
     for (Py_ssize_t column = 0; columns != NULL && counts != NULL && column < width; column++) {
-        PyObject *joined = join(requests, in_tuples, count, column, WORTH_POOLING - 1);
+        PyObject *joined = join(requests, column);
         if (joined == NULL)
             goto failed;
         PyTuple_SET_ITEM(columns, column, joined);
     }
     for (Py_ssize_t i = 0; columns != NULL && counts != NULL && i < count; i++) {
-        npy_intp length = PyArray_DIM((PyArrayObject *)in_tuples(requests, i, 0), 0);
+        npy_intp length = PyArray_DIM((PyArrayObject *)item_at(requests, i, 0), 0);
         PyObject *number = PyLong_FromSsize_t(length);
         if (number == NULL)
             goto failed;
@@ -1598,30 +1523,38 @@ failed:
 }
 
 static PyObject *
-rows(PyObject *module, PyObject *value)
+parts(PyObject *module, PyObject *args)
 {
-    if (!PyArray_CheckExact(value) || PyArray_NDIM((PyArrayObject *)value) < 1) {
-        PyErr_SetString(PyExc_TypeError, "rows takes an array with at least one dimension");
+    PyObject *value, *counts, *list;
+    Py_ssize_t rows, start = 0;
+    if (!PyArg_ParseTuple(args, "OO!n", &value, &PyList_Type, &counts, &rows))
         return NULL;
-    }
     PyArrayObject *array = (PyArrayObject *)value;
-    npy_intp dims[NPY_MAXDIMS], count = PyArray_DIM(array, 0);
+    if (!PyArray_CheckExact(value) || PyArray_NDIM(array) < 1 || PyArray_DIM(array, 0) != rows)
+        Py_RETURN_NONE;
+    npy_intp dims[NPY_MAXDIMS], stride = PyArray_STRIDE(array, 0);
     memcpy(dims, PyArray_DIMS(array), PyArray_NDIM(array) * sizeof(npy_intp));
-    dims[0] = 1;
-    PyObject *list = PyList_New(count);
-    for (npy_intp i = 0; list != NULL && i < count; i++) {
-        Py_INCREF(PyArray_DESCR(array));
-        PyObject *row = PyArray_NewFromDescr(
-            &PyArray_Type, PyArray_DESCR(array), PyArray_NDIM(array), dims, PyArray_STRIDES(array),
-            PyArray_BYTES(array) + i * PyArray_STRIDE(array, 0), PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE, NULL);
-        if (row != NULL) {
-            PyList_SET_ITEM(list, i, row);
-            Py_INCREF(value);
-            if (PyArray_SetBaseObject((PyArrayObject *)row, value) < 0)
-                row = NULL;
+    if ((list = PyList_New(PyList_GET_SIZE(counts))) == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(counts); i++) {
+        Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(counts, i));
+        if (count < 0 || count > rows - start) {
+            Py_DECREF(list);
+            if (PyErr_Occurred())
+                return NULL;
+            Py_RETURN_NONE;
         }
-        if (row == NULL)
-            Py_CLEAR(list);
+        dims[0] = count;
+        PyObject *part = PyArray_NewFromDescr(
+            &PyArray_Type, (PyArray_Descr *)Py_NewRef(PyArray_DESCR(array)), PyArray_NDIM(array), dims,
+            PyArray_STRIDES(array), PyArray_BYTES(array) + start * stride, PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE, NULL);
+        if (part == NULL || PyArray_SetBaseObject((PyArrayObject *)part, Py_NewRef(value)) < 0) {
+            Py_XDECREF(part);
+            Py_DECREF(list);
+            return NULL;
+        }
+        PyList_SET_ITEM(list, i, part);
+        start += count;
     }
     return list;
 }
@@ -1654,9 +1587,8 @@ static PyMethodDef functions[] = {
     {"cut", cut, METH_VARARGS, NULL},
     {"bucket", bucket, METH_O, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
-    {"joined", joined, METH_O, NULL},
     {"joined_columns", joined_columns, METH_O, NULL},
-    {"rows", rows, METH_O, NULL},
+    {"parts", parts, METH_VARARGS, NULL},
     {"read_or_hear", read_or_hear, METH_VARARGS, NULL},
     {NULL},
 };

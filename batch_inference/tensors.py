@@ -293,15 +293,9 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
     total = sum(map(len, values))
     if rows is None and type(first) is _ndarray and first.dtype in _NATIVE:
         if total * first.nbytes < buffers.WORTH_POOLING * len(first):
-            return joined(values)
+            return first.copy() if len(values) == 1 else np.concatenate(values)
     out = empty((rows or total, *first.shape[1:]), first)
     return completed(out, append(out, 0, values), rows or total)
-
-
-@in_c
-def joined(arrays: Sequence[Any]) -> Any:
-    """Numpy arrays of one kind joined on their first dimension, in memory of their own."""
-    return arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @in_c
@@ -312,9 +306,14 @@ def joined_columns(requests: list[Any]) -> tuple[tuple[Any, ...], list[int], int
 
 
 @in_c
-def rows(array: Any) -> list[Any]:
-    """The rows of a numpy array, each as an array of one row that shares its memory."""
-    return list(array[:, None])
+def parts(array: Any, counts: list[int], rows: int) -> list[Any] | None:
+    """A numpy array of so many rows cut into parts of `counts` rows, which share its memory; what is over is dropped.
+
+    None if it is no such array, or in Python, if slices are as quick.
+    """
+    if type(array) is _ndarray and counts.count(1) == len(counts) == rows and array.shape[:1] == (rows,):
+        return list(array[:, None])  # one row each: what slices would give, without making them
+    return None
 
 
 def append(out: Any, filled: int, values: Sequence[Any]) -> int:

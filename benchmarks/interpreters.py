@@ -1,7 +1,8 @@
 """This library under several interpreters, taking turns: say, 3.13 and 3.13t, which has no interpreter lock.
 
 ``python -m benchmarks interpreters --python PATH PATH ...``; each needs the packages that this library needs. The first
-is what the others are set beside.
+is what the others are set beside. A script that sets BATCH_INFERENCE_NO_EXTENSIONS and starts the same interpreter as
+another shows what the extension gains.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from benchmarks.measure import Found, Round, Row, Sample, judge
 from benchmarks.options import Options
 from benchmarks.peers.compare import described, started
 from benchmarks.peers.contender import Contender
+from benchmarks.peers.environments import ROOT
 from benchmarks.peers.goals import spoken
 from benchmarks.peers.roster import BY_NAME, OURS
 from benchmarks.report import log
@@ -25,9 +27,9 @@ CALLERS = (1, 8, 32)
 
 
 def version_of(python: str) -> str:
-    """As 3.13.15 or 3.13.15t."""
-    code = "import sys, platform; print(platform.python_version() + sys.abiflags)"
-    return subprocess.run((python, "-c", code), capture_output=True, text=True, check=True).stdout.strip()
+    """As 3.13.15 or 3.13.15t without C."""
+    code = "from benchmarks.report import interpreter; print(interpreter())"
+    return subprocess.run((python, "-c", code), cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def rows(workload: str, spread: bool, who: str, versions: dict[str, str], options: Options) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from batch_inference import speedups
 from benchmarks.measure import Found, Row
 
 HEADS = ("", "value", "floor", "ratio", "goal", "", "note")
@@ -70,10 +71,15 @@ def machine() -> dict[str, Any]:
         "cpu": model,
         "cores": cores,
         "kernel": platform.release().partition("-")[0],
-        "python": platform.python_version(),
+        "python": interpreter(),
         "numpy": np.__version__,
         "commit": _commit(),
     }
+
+
+def interpreter() -> str:
+    """That of this process, as 3.13.15t, and whether the library's extension was not built for it."""
+    return platform.python_version() + sys.abiflags + ("" if speedups.built else " without C")
 
 
 def _commit() -> str:

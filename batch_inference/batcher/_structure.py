@@ -173,11 +173,11 @@ class Merger:
 # --- outputs ----------------------------------------------------------------------------------------------------
 
 
-def scatter(output: Any, counts: Sequence[int], rows: int) -> list[Any]:
+def scatter(output: Any, counts: list[int], rows: int) -> list[Any]:
     """Take a model's output of `rows` rows apart: ``counts[i]`` of them for request i; further rows are padding and
     dropped. Slices share the output's memory."""
-    if type(output) is np.ndarray and counts.count(1) == len(counts) == rows and output.shape[:1] == (rows,):
-        return tensors.rows(output)
+    if (parts := tensors.parts(output, counts, rows)) is not None:
+        return parts
     slices = []
     start = 0
     for count in counts:

@@ -94,18 +94,6 @@ def test_more_layouts_than_are_remembered_come_in_turn() -> None:
 
 
 @in_c_only
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=4), st.sampled_from([*DTYPES, np.dtype(object), np.dtype("U3")])
-)
-def test_arrays_are_joined_as_numpy_does_and_share_no_memory(lengths: list[int], dtype: Any) -> None:
-    values = [np.ones((length, 2, 3), dtype) for length in lengths]
-    values[-1] = values[-1][:, ::-1]
-    one, other = tensors.joined(values), speedups.in_python["joined"](values)
-    np.testing.assert_array_equal(one, other)
-    assert (one.dtype, one.shape) == (other.dtype, other.shape) and not any(np.shares_memory(one, v) for v in values)
-
-
-@in_c_only
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
 def test_columns_are_joined_as_the_batcher_does_step_by_step(lengths: list[int], dtypes: list[Any]) -> None:
     requests = [tuple([np.full((length, 3), length, dtype) for dtype in dtypes]) for length in lengths]
@@ -138,23 +126,30 @@ def test_columns_that_take_more_than_copying_are_left_to_the_batcher() -> None:
 
 
 @in_c_only
-def test_arrays_that_are_not_alike_are_joined_as_numpy_does_or_refused_as_it_does() -> None:
-    unlike = [np.ones((1, 2), np.float32), np.ones((1, 2), np.float64)]
-    assert tensors.joined(unlike).dtype == np.float64
-    for wrong in ([np.ones((1, 2)), np.ones((1, 3))], [np.ones(()), np.ones(())], []):
-        with pytest.raises((ValueError, IndexError)):
-            tensors.joined(wrong)
-
-
-@in_c_only
-@given(any_array.filter(lambda array: array.ndim > 0), st.booleans())
-def test_rows_are_those_of_numpy_and_share_its_memory(array: Any, other_way: bool) -> None:
+@given(any_array.filter(lambda array: array.ndim > 0), st.booleans(), st.randoms())
+def test_parts_are_what_slices_give_and_share_the_memory(array: Any, other_way: bool, random: Any) -> None:
     array = array[::-1] if other_way else array
-    one, other = tensors.rows(array), speedups.in_python["rows"](array)
-    assert list(map(as_it_is, one)) == list(map(as_it_is, other)) and len(one) == len(array)
-    for mine, its in zip(one, other):
-        np.testing.assert_array_equal(mine, its)
-        assert array.size == 0 or np.shares_memory(mine, array)
+    cuts = [0, *sorted(random.choices(range(len(array) + 1), k=3))]
+    counts = [end - start for start, end in zip(cuts, cuts[1:])]
+    found = tensors.parts(array, counts, len(array))
+    assert found is not None and len(found) == len(counts)
+    for part, start, end in zip(found, cuts, cuts[1:]):
+        np.testing.assert_array_equal(part, array[start:end])
+        assert as_it_is(part) == as_it_is(array[start:end])
+        assert part.size == 0 or np.shares_memory(part, array)
+
+
+@pytest.mark.parametrize("parts", {tensors.parts, speedups.in_python["parts"]})
+def test_what_has_other_rows_or_is_no_plain_array_is_not_cut(parts: Any) -> None:
+    assert [part.shape for part in parts(np.ones((3, 2)), [1, 1, 1], 3)] == [(1, 2)] * 3
+    for output, counts in (
+        (np.ones((3, 2)), [1, 1]),
+        (np.ones((2, 2)), [1, 1, 1]),
+        (np.ones(()), [1]),
+        ([1, 2], [1, 1]),
+        (np.ones((2, 2)).view(np.matrix), [1, 1]),
+    ):
+        assert parts(output, counts, sum(counts)) is None
 
 
 @in_c_only
