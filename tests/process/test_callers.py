@@ -93,13 +93,13 @@ def test_4_threads_in_each_of_3_event_loops_get_their_own_answers_though_a_third
         way = source.randrange(6)
         if way == 0:  # the library's timeout
             try:
-                check(await host.apredict(request(*numbers), timeout=source.random() * 0.01), *numbers)
+                check(await host.apredict(request(*numbers), timeout=source.random() * 0.005), *numbers)
             except RequestTimeoutError:
                 given_up.append(numbers)
                 return
         elif way == 1:  # the task is cancelled
             task = asyncio.ensure_future(host.apredict(request(*numbers)))
-            asyncio.get_running_loop().call_later(source.random() * 0.01, task.cancel)
+            asyncio.get_running_loop().call_later(source.random() * 0.005, task.cancel)
             try:
                 check(await task, *numbers)
             except asyncio.CancelledError:
