@@ -559,6 +559,15 @@ Slot_done(Slot *self, void *closure)
 }
 
 static PyObject *
+Slot_replies_within(Slot *self, PyObject *most)
+{
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(most);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(has(self->error) || (!has(self->elsewhere) && self->header->reply_size <= bytes));
+}
+
+static PyObject *
 Slot_forget(Slot *self, PyObject *ignored)
 {
     self->abandoned = 0;
@@ -631,6 +640,7 @@ static PyMethodDef Slot_methods[] = {
     {"write", (PyCFunction)Slot_write, METH_O, NULL},
     {"descriptor", (PyCFunction)Slot_descriptor, METH_O, NULL},
     {"reply", (PyCFunction)Slot_reply, METH_O, NULL},
+    {"replies_within", (PyCFunction)Slot_replies_within, METH_O, NULL},
     {"forget", (PyCFunction)Slot_forget, METH_NOARGS, NULL},
     {NULL},
 };
@@ -1137,6 +1147,15 @@ count(Ledger *self, PyObject *peer, Py_ssize_t change)
     return 0;
 }
 
+static Slot *
+checked_slot(PyObject *argument)
+{
+    if (Py_IS_TYPE(argument, &Slot_type))
+        return (Slot *)argument;
+    PyErr_Format(PyExc_TypeError, "a ledger is of slots, not of %s", Py_TYPE(argument)->tp_name);
+    return NULL;
+}
+
 static PyObject *
 Ledger_count(Ledger *self, PyObject *args)
 {
@@ -1150,8 +1169,10 @@ Ledger_count(Ledger *self, PyObject *args)
 static PyObject *
 Ledger_assign(Ledger *self, PyObject *argument)
 {
-    Slot *slot = (Slot *)argument;
+    Slot *slot = checked_slot(argument);
     PyObject *peer;
+    if (slot == NULL)
+        return NULL;
     if (PyList_GET_SIZE(self->ready) == 0) {
         peer = Py_NewRef(Py_None);
     }
@@ -1172,11 +1193,13 @@ Ledger_assign(Ledger *self, PyObject *argument)
 static PyObject *
 Ledger_enter(Ledger *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 3 || !Py_IS_TYPE(args[0], &Slot_type)) {
+    if (nargs != 3) {
         PyErr_SetString(PyExc_TypeError, "enter takes a slot, a channel and a deadline");
         return NULL;
     }
-    Slot *slot = (Slot *)args[0];
+    Slot *slot = checked_slot(args[0]);
+    if (slot == NULL)
+        return NULL;
     Py_XSETREF(slot->channel, Py_NewRef(args[1]));
     slot->arrived = monotonic_ns();
     slot->deadline = 0;
@@ -1195,8 +1218,8 @@ Ledger_enter(Ledger *self, PyObject *const *args, Py_ssize_t nargs)
 static PyObject *
 Ledger_leave(Ledger *self, PyObject *argument)
 {
-    Slot *slot = (Slot *)argument;
-    PyObject *key = PyLong_FromSsize_t(slot->key);
+    Slot *slot = checked_slot(argument);
+    PyObject *key = slot == NULL ? NULL : PyLong_FromSsize_t(slot->key);
     if (key == NULL)
         return NULL;
     PyObject *there = PyDict_GetItemWithError(self->requests, key);
@@ -1303,8 +1326,8 @@ sort_known(PyObject *module, PyObject *args)
         char *address = (char *)self->header + HEADER_SIZE;
         Known *layout = layout_of(address, self->memory, offset, self->length);
         PyObject *asked = layout == NULL ? NULL : PyDict_GetItemWithError(known, layout->layout);
-        Py_ssize_t size = asked == NULL ? 0 : PyLong_AsSsize_t(PyTuple_GET_ITEM(asked, 0));
-        if (asked == NULL || size > limit)
+        Py_ssize_t size = asked == NULL ? -1 : PyLong_AsSsize_t(PyTuple_GET_ITEM(asked, 0));
+        if (size < 0 || size > limit)
             break;
         PyObject *kind = self->alone ? alone : PyTuple_GET_ITEM(asked, 1);
         Py_INCREF(kind);

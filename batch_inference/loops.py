@@ -75,7 +75,7 @@ class LoopSide:
         self._fillers = fillers
         self._collectors = collectors
         self._waiting: dict[int, tuple[Slot, asyncio.Future[Any]]] = {}
-        self._outbox: list[tuple[Slot, int, float | None]] = []  # with the slot's gen
+        self._outbox: list[tuple[Slot, float | None]] = []  # what was filled and is to be sent, with its deadline
         self.channel = client.link.new_loop_channel(loop, self._answered)
 
     @property
@@ -112,7 +112,7 @@ class LoopSide:
         self._waiting[slot.key] = slot, done
         if not outbox:
             loop.call_soon(self._flush)
-        outbox.append((slot, slot.gen, deadline))
+        outbox.append((slot, deadline))
         if len(outbox) >= LEAST_PIECE and 2 * len(outbox) >= len(self._waiting):
             self._flush()  # half of them: the worker takes these while the loop goes on with the others
         timer = None
@@ -183,6 +183,8 @@ class LoopSide:
         if waiting is None or waiting[1] is not done:
             return False
         del self._waiting[slot.key]
+        if self._outbox:  # it may not have been sent yet
+            self._outbox[:] = [entry for entry in self._outbox if entry[0] is not slot]
         return True
 
     def _flush(self) -> None:
@@ -190,14 +192,12 @@ class LoopSide:
         outbox, self._outbox = self._outbox, []
         if not outbox:
             return
-        # A slot whose gen is another, or that nobody waits for, was given up before it was sent.
-        slots = [(slot, deadline) for slot, gen, deadline in outbox if slot.gen == gen and slot.key in self._waiting]
         try:
-            self._client.send_all(slots, self.channel)
+            self._client.send_all(outbox, self.channel)
         except BatchInferenceError as error:
-            for slot, _ in slots:
+            for slot, _ in outbox:
                 slot.error = error
-            self._answered([slot.key for slot, _ in slots])
+            self._answered([slot.key for slot, _ in outbox])
 
     def _answered(self, keys: list[int]) -> None:
         """The slots with these keys may be done; their headers say whether they are."""
@@ -211,7 +211,7 @@ class LoopSide:
                 continue
             if done.done():  # cancelled, or collected by a helper at this moment: its task sees to it
                 continue
-            if slot.error is None and (slot.elsewhere or slot.reply_size > LARGE):
+            if not slot.replies_within(LARGE):
                 done.set_result(_TO_BE_COLLECTED)
                 continue
             del waiting[key]

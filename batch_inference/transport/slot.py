@@ -103,6 +103,10 @@ class Slot:
             return codec.decode(memory, self.offset + self.reply_at, size)
         return rare(self)
 
+    def replies_within(self, most: int) -> bool:
+        """Whether the reply to a request that is done takes no more than `most` bytes in the slot, or is an error."""
+        return self.error is not None or (self.elsewhere is None and self.reply_size <= most)
+
     def forget(self) -> None:
         """Lets go of what became of its last use."""
         if self.error is not None or self.elsewhere is not None or self.abandoned or self.deaths:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from batch_inference import counting, speedups, tensors
 from batch_inference.batcher import ConcatBatcher
+from batch_inference.ledger import Ledger
 from batch_inference.transport import codec, segment
 from batch_inference.transport.slot import Slot
 
@@ -186,9 +188,42 @@ def test_what_memory_is_read_lies_within_it() -> None:
             codec.decode(memory, offset, length)
 
 
+@in_c_only
+def test_a_ledger_is_of_slots() -> None:
+    ledger = Ledger(SimpleNamespace(cells=segment.private(1 << 12).quads, row=0), min)
+    for call in (ledger.assign, ledger.leave, lambda slot: ledger.enter(slot, None, None)):
+        with pytest.raises(TypeError, match="slots"):
+            call("none")
+
+
+@pytest.mark.parametrize("ledger_type", {Ledger, speedups.in_python["Ledger"]})
+def test_a_ledger_counts_where_its_board_lies_now(ledger_type: Any) -> None:
+    one, other = segment.private(1 << 12), segment.private(1 << 12)
+    board, peer, channel = SimpleNamespace(cells=one.quads, row=64), SimpleNamespace(index=3), SimpleNamespace(number=1)
+    ledger, slots = ledger_type(board, min), [Slot(one, 0, 1024 * n, 10) for n in range(2)]
+    assert ledger.enter(slots[0], channel, None) is None and slots[0].worker is None and slots[0].deadline == 0
+    ledger.ready.append(peer)
+    assert ledger.enter(slots[1], channel, 2.5) is peer and slots[1].deadline == 2_500_000_000
+    assert ledger.assign(slots[0]) is peer and one.quads[64 + 3] == 2
+    board.cells, board.row = other.quads, 128
+    ledger.leave(slots[0])
+    ledger.leave(slots[0])  # once is all
+    assert list(ledger.requests.values()) == [slots[1]] and one.quads[64 + 3] == 2 and other.quads[128 + 3] == 1
+    board.row = 10**6
+    with pytest.raises(IndexError):
+        ledger.count(peer, 1)
+
+
+def test_of_several_workers_the_one_that_was_chosen_gets_a_request() -> None:
+    peers = [SimpleNamespace(index=index) for index in range(3)]
+    memory = segment.private(1 << 12)
+    ledger = Ledger(SimpleNamespace(cells=memory.quads, row=0), lambda ready: ready[1])
+    ledger.ready.extend(peers)
+    assert ledger.assign(Slot(memory, 0, 1024, 10)) is peers[1] and memory.quads[:3].tolist() == [0, 1, 0]
+
+
 def test_all_that_is_in_c_stands_in_python_too() -> None:
-    for name in ("ledger", "worker"):
-        importlib.import_module(f"batch_inference.{name}")
+    importlib.import_module("batch_inference.worker")  # has the rest imported
     if speedups.built:
         assert {name for name in vars(speedups._speedups) if name[0] != "_"} == set(speedups.in_python)
         assert codec.decode is not speedups.in_python["decode"] is not None
