@@ -6,8 +6,8 @@ nobody waits for the reply any more. So whoever dies, what was not answered can 
 in another's request.
 
 Threads: any number call `predict` and `submit`; the link's monitor thread calls the `Events` methods. `_lock` guards
-the ledger and `_over`; it is held for a few dictionary operations only. It is reentrant for
-the sake of a signal handler that calls `stop()` in the middle of them.
+the ledger and `_over`; it is held for a few dictionary operations only. It is reentrant for the sake of a signal
+handler that calls `stop()` in the middle of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
 """What runs in C does what stands in Python; and all of it runs without C."""
 
+import fcntl
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +21,7 @@ from hypothesis.extra import numpy as arrays_of
 from batch_inference import counting, speedups, tensors
 from batch_inference.batcher import ConcatBatcher
 from batch_inference.ledger import Ledger
-from batch_inference.transport import codec, segment
+from batch_inference.transport import codec, inbox, segment
 from batch_inference.transport.slot import Slot
 
 ROOT = Path(__file__).parents[2]
@@ -220,6 +224,60 @@ def test_of_several_workers_the_one_that_was_chosen_gets_a_request() -> None:
     ledger = Ledger(SimpleNamespace(cells=memory.quads, row=0), lambda ready: ready[1])
     ledger.ready.extend(peers)
     assert ledger.assign(Slot(memory, 0, 1024, 10)) is peers[1] and memory.quads[:3].tolist() == [0, 1, 0]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int, int, int]]:
+    """Of a request pipe and of another that stands for a control connection: reading and writing."""
+    made = (*os.pipe(), *os.pipe())
+    os.set_blocking(made[0], False)
+    os.set_blocking(made[1], False)
+    yield made
+    for end in made:
+        os.close(end)
+
+
+both_ways = pytest.mark.parametrize("read_or_hear", {inbox.read_or_hear, speedups.in_python["read_or_hear"]})
+
+
+@both_ways
+def test_all_that_waits_is_read_and_what_is_to_be_heard_is_told(read_or_hear: Any, ends: Any) -> None:
+    pipe, requests, control, commands = ends
+    assert read_or_hear(pipe, control, 0.0) == (b"", False)
+    os.write(requests, b"a" * 100)
+    assert read_or_hear(pipe, control, None) == (b"a" * 100, False)
+    os.write(commands, b"c")
+    assert read_or_hear(pipe, control, 100) == (b"", True)
+    fcntl.fcntl(requests, fcntl.F_SETPIPE_SZ, 1 << 18)
+    much = os.urandom(200_000)
+    assert os.write(requests, much) == len(much)
+    assert read_or_hear(pipe, control, 0.0) == (much, True)
+
+
+@both_ways
+def test_a_wait_lasts_as_long_as_it_says_also_when_a_signal_comes(read_or_hear: Any, ends: Any) -> None:
+    pipe, _, control, _ = ends
+    came = []
+    signal.signal(signal.SIGALRM, lambda *_: came.append(time.monotonic()))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        started = time.monotonic()
+        assert read_or_hear(pipe, control, 0.1) == (b"", False)
+        assert time.monotonic() - started >= 0.1 and len(came) == 1
+        signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(ZeroDivisionError):
+            read_or_hear(pipe, control, None)
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+@both_ways
+def test_a_descriptor_that_cannot_be_read_is_an_error(read_or_hear: Any, ends: Any) -> None:
+    closed = os.dup(ends[0])
+    os.close(closed)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        read_or_hear(closed, ends[2], 0.0)
 
 
 def test_all_that_is_in_c_stands_in_python_too() -> None:
