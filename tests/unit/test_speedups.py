@@ -3,9 +3,11 @@
 import fcntl
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,6 +280,16 @@ def test_a_descriptor_that_cannot_be_read_is_an_error(read_or_hear: Any, ends: A
     os.close(closed)
     with pytest.raises(OSError, match="Bad file descriptor"):
         read_or_hear(closed, ends[2], 0.0)
+
+
+@pytest.mark.skipif(bool(os.environ.get("BATCH_INFERENCE_NO_EXTENSIONS")), reason="not wanted")
+@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="there is none without a global lock")
+def test_where_there_is_a_compiler_the_extension_was_built() -> None:
+    """A C source that does not compile would go unnoticed otherwise: the package is then installed without it."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if not shutil.which(compiler) or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip(f"no {compiler}, or no Python.h")
+    assert speedups.built, "pip install -e . -v says why not"
 
 
 def test_all_that_is_in_c_stands_in_python_too() -> None:
