@@ -21,6 +21,9 @@
 
 #define UNIT 64
 #define HEADER_SIZE 64
+#define TICK 10000      /* nanoseconds in a unit of started_after: wire.TICK */
+#define BUCKETS 128     /* of a histogram: board.BUCKETS */
+#define MAX_WORKERS 64  /* board.MAX_WORKERS */
 #define MAX_DIMS 8      /* of arrays that are known here */
 #define REMEMBERED 16   /* layouts of each kind */
 #define SMALL 16384     /* bytes of values that are put together before they are written: codec._SMALL */
@@ -228,6 +231,25 @@ static PyTypeObject Large_type = {
     .tp_as_sequence = &Large_sequence,
     .tp_methods = Large_methods,
 };
+
+/* codec.write, to an address that is `memory` at `offset`; -1 with an exception. */
+static int
+put(PyObject *encoded, char *address, PyObject *memory, Py_ssize_t offset)
+{
+    if (PyBytes_CheckExact(encoded)) {
+        memcpy(address, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded));
+    }
+    else if (Py_IS_TYPE(encoded, &Large_type)) {
+        Large_put((Large *)encoded, address);
+    }
+    else {
+        PyObject *written = PyObject_CallMethod(encoded, "write", "On", memory, offset);
+        if (written == NULL)
+            return -1;
+        Py_DECREF(written);
+    }
+    return 0;
+}
 
 /* The bytes of `value`, an array or a request of one; NULL, with an exception or without, where Python must do it. */
 static PyObject *
@@ -502,31 +524,21 @@ static int has(PyObject *member) { return member != NULL && member != Py_None; }
 static PyObject *
 Slot_write(Slot *self, PyObject *encoded)
 {
-    int plain = PyBytes_CheckExact(encoded);
-    Py_ssize_t size = plain ? PyBytes_GET_SIZE(encoded) : PyObject_Size(encoded);
+    Py_ssize_t size = PyObject_Size(encoded);
     if (size < 0)
         return NULL;
     if (size != self->length)
         fit(self, size);
-    if (self->room < 0) {
+    if (self->room < 0)
         return PyErr_Format(PyExc_ValueError, "a request of %zd bytes does not fit %R", size, self);
-    }
     Header *header = self->header;
     header->gen = self->gen;
     header->given_up = 0;
     header->length = size;
     header->tries = 0;
     header->reply_room = self->room;
-    char *to = (char *)header + HEADER_SIZE;
-    if (plain) {
-        memcpy(to, PyBytes_AS_STRING(encoded), size);
-    }
-    else if (Py_IS_TYPE(encoded, &Large_type)) {
-        Large_put((Large *)encoded, to);
-    }
-    else {
-        return PyObject_CallMethod(encoded, "write", "On", self->memory, self->offset + HEADER_SIZE);
-    }
+    if (put(encoded, (char *)header + HEADER_SIZE, self->memory, self->offset + HEADER_SIZE) < 0)
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -673,7 +685,7 @@ static PyTypeObject Slot_type = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *inbox, *peer, *segment, *memory, *channel, *args, *kind;
+    PyObject *inbox, *peer, *memory, *channel, *args, *kind;
     Header *header;
     Py_ssize_t start, space, length, room, size;    /* space: bytes from the slot's start to the segment's end */
     unsigned int number, unit, gen;
@@ -708,7 +720,6 @@ open_request(PyObject *inbox, PyObject *peer, PyObject *segment, PyObject *chann
     memset((char *)self + sizeof(PyObject), 0, sizeof(Incoming) - sizeof(PyObject));
     self->inbox = Py_NewRef(inbox);
     self->peer = Py_NewRef(peer);
-    self->segment = Py_NewRef(segment);
     self->memory = Py_NewRef(memory);
     self->channel = Py_NewRef(channel);
     self->header = header;
@@ -733,7 +744,7 @@ end:
 static void
 Incoming_dealloc(Incoming *self)
 {
-    PyObject *members[] = {self->inbox, self->peer, self->segment, self->memory, self->channel, self->args, self->kind};
+    PyObject *members[] = {self->inbox, self->peer, self->memory, self->channel, self->args, self->kind};
     PyObject_Free(self);
     for (size_t i = 0; i < sizeof(members) / sizeof(*members); i++)
         Py_XDECREF(members[i]);
@@ -865,7 +876,7 @@ Incoming_claim(Incoming *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     if (unwanted)
         Py_RETURN_FALSE;
-    mark(self, alone ? RUNS_ALONE : 0, (uint32_t)((now - self->arrived) / 10000), self->gen);
+    mark(self, alone ? RUNS_ALONE : 0, (uint32_t)((now - self->arrived) / TICK), self->gen);
     Py_RETURN_TRUE;
 }
 
@@ -888,8 +899,7 @@ reply(Incoming *self, PyObject *encoded, uint32_t status)
         return NULL;
     if (gone)
         Py_RETURN_NONE;
-    int plain = PyBytes_CheckExact(encoded);
-    Py_ssize_t size = plain ? PyBytes_GET_SIZE(encoded) : PyObject_Size(encoded);
+    Py_ssize_t size = PyObject_Size(encoded);
     if (size < 0)
         return NULL;
     if (self->length > self->space || size > self->room || HEADER_SIZE + align(self->length) + size > self->space)
@@ -897,18 +907,8 @@ reply(Incoming *self, PyObject *encoded, uint32_t status)
                                    self->gen, status, encoded);
     Header *header = self->header;
     Py_ssize_t at = HEADER_SIZE + align(self->length);
-    if (plain) {
-        memcpy((char *)header + at, PyBytes_AS_STRING(encoded), size);
-    }
-    else if (Py_IS_TYPE(encoded, &Large_type)) {
-        Large_put((Large *)encoded, (char *)header + at);
-    }
-    else {
-        PyObject *written = PyObject_CallMethod(encoded, "write", "On", self->memory, self->start + at);
-        if (written == NULL)
-            return NULL;
-        Py_DECREF(written);
-    }
+    if (put(encoded, (char *)header + at, self->memory, self->start + at) < 0)
+        return NULL;
     header->reply_size = size;
     header->done_at = monotonic_ns();
     header->status = status;
@@ -1062,8 +1062,6 @@ open_requests(PyObject *module, PyObject *args)
 }
 
 /* --- Ledger: see ledger.py ----------------------------------------------------------------------------------------- */
-
-#define MAX_WORKERS 64
 
 typedef struct {
     PyObject_HEAD
@@ -1368,18 +1366,11 @@ cut(PyObject *module, PyObject *args)
         return NULL;
     PyObject *alone = left == 1 ? Py_True : Py_False, *batch = PyList_New(0);
     while (batch != NULL && left > 0) {
-        PyObject *first = PySequence_GetItem(queue, 0), *number, *claimed = NULL;
+        PyObject *first = PySequence_GetItem(queue, 0), *claimed = NULL;
         if (first == NULL)
             goto failed;
-        Py_ssize_t its_size;
-        if (Py_IS_TYPE(first, &Incoming_type)) {
-            its_size = ((Incoming *)first)->size;
-        }
-        else {
-            number = PyObject_GetAttr(first, name_size);
-            its_size = number == NULL ? -1 : PyLong_AsSsize_t(number);
-            Py_XDECREF(number);
-        }
+        int incoming = Py_IS_TYPE(first, &Incoming_type);
+        Py_ssize_t its_size = incoming ? ((Incoming *)first)->size : number_of(first, name_size);
         if (its_size < 0 && PyErr_Occurred()) {
             Py_DECREF(first);
             goto failed;
@@ -1391,10 +1382,8 @@ cut(PyObject *module, PyObject *args)
         PyObject *popped = PyObject_CallMethodNoArgs(queue, name_popleft);
         if (popped != NULL) {
             PyObject *both[] = {first, now, alone};
-            if (Py_IS_TYPE(first, &Incoming_type))
-                claimed = Incoming_claim((Incoming *)first, both + 1, 2);
-            else
-                claimed = PyObject_VectorcallMethod(name_claim, both, 3, NULL);
+            claimed = incoming ? Incoming_claim((Incoming *)first, both + 1, 2)
+                               : PyObject_VectorcallMethod(name_claim, both, 3, NULL);
         }
         Py_XDECREF(popped);
         int failed = 1;
@@ -1434,7 +1423,7 @@ bucket(PyObject *module, PyObject *nanoseconds)
         int exponent = 61 - __builtin_clzll(units);
         index = 4 * exponent + 4 + ((units >> exponent) & 3);
     }
-    return PyLong_FromLongLong(index < 127 ? index : 127);
+    return PyLong_FromLongLong(index < BUCKETS ? index : BUCKETS - 1);
 }
 
 static PyObject *
@@ -1645,7 +1634,8 @@ PyInit__speedups(void)
         return NULL;
     Py_DECREF(errors);
     Py_DECREF(collections);
-    if (PyType_Ready(&Large_type) < 0 || PyType_Ready(&Slot_type) < 0 || PyType_Ready(&Incoming_type) < 0 || PyType_Ready(&Ledger_type) < 0)
+    if (PyType_Ready(&Large_type) < 0 || PyType_Ready(&Slot_type) < 0 || PyType_Ready(&Incoming_type) < 0 ||
+        PyType_Ready(&Ledger_type) < 0)
         return NULL;
     PyObject *one = PyLong_FromLong(1);
     if (one == NULL || PyDict_SetItemString(Incoming_type.tp_dict, "answers", one) < 0)

@@ -18,6 +18,7 @@ from batch_inference import buffers, tensors
 from batch_inference.batcher import ConcatBatcher
 from batch_inference.batcher._structure import Path, leaves
 from batch_inference.batcher.batcher import Batcher
+from batch_inference.batcher.concat_batcher import inherits
 from batch_inference.waiting import Request
 
 MOST_RESERVED = 256 << 20  # bytes of address space for an open batch: room for max_batch_size rows, used or not
@@ -25,10 +26,8 @@ MOST_RESERVED = 256 << 20  # bytes of address space for an open batch: room for 
 
 def joins_rows(batcher: Batcher) -> bool:
     """Whether batches of this batcher are the rows of its requests, one after the other, and the limit counts them."""
-    kind = type(batcher)
-    return isinstance(batcher, ConcatBatcher) and all(
-        getattr(kind, name) is getattr(ConcatBatcher, name)
-        for name in ("batch", "size", "kind", "borrows", "_merge_tensors")
+    return isinstance(batcher, ConcatBatcher) and inherits(
+        batcher, "batch", "size", "kind", "borrows", "_merge_tensors"
     )
 
 

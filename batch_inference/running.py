@@ -150,7 +150,7 @@ class Runner:
                 return None
             if len(batch) == 1:
                 batch[0].runs(alone=True)
-        self._cells[self._row + board.BEATS] += 1
+        add(self._cells, self._row + board.BEATS, 1)
         started = time.monotonic_ns()
         failure: Failure[Request] | None = None
         try:

@@ -21,14 +21,17 @@ find_python() {
     fail "no Python 3.10 or newer found (tried: ${PYTHON:-python3, python3.13 to python3.10, python}). Install one or set PYTHON."
 }
 
+may_install() { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }
+install_packages() { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$@"; }
+
 # Debian and Ubuntu ship Python without ensurepip, which venv needs, in a package of its own.
 provide_ensurepip() {
     "$1" -c 'import ensurepip' 2>/dev/null && return
     local package
     package="$("$1" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    if may_install; then
         say "$1 has no ensurepip: installing $package"
-        apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$package" || fail "could not install $package."
+        install_packages "$package" || fail "could not install $package."
     else
         fail "$1 cannot make virtual environments (no ensurepip). On Debian or Ubuntu: sudo apt-get install $package"
     fi
@@ -46,10 +49,10 @@ print(*lacks, *([] if os.path.exists(headers) else ["python%d.%d-dev" % sys.vers
 END
     )"
     [ -z "$lacks" ] && return
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    if may_install; then
         say "installing $lacks, to build the extension"
         # shellcheck disable=SC2086 # several names
-        apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $lacks && return
+        install_packages --no-install-recommends $lacks && return
     fi
     say "$lacks cannot be had: the library is installed without its extension, and takes more time for each request"
 }

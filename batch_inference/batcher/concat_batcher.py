@@ -49,8 +49,7 @@ class ConcatBatcher(Batcher):
             self.batch_sizes = _options.ascending("batch_sizes", batch_sizes)
         if tensor not in (None, "np", "pt"):
             raise ConfigError(f"tensor must be 'np' or 'pt', got {tensor!r}; it may be left out")
-        inherits = (getattr(type(self), name) is getattr(ConcatBatcher, name) for name in ("_layout", "_merge_tensors"))
-        self._only_joins = not self.batch_sizes and all(inherits)
+        self._only_joins = not self.batch_sizes and inherits(self, "_layout", "_merge_tensors")
 
     def batch(self, requests: list[Request]) -> tuple[Any, Any]:
         if self._only_joins and (small := tensors.joined_columns(requests)) is not None:
@@ -178,7 +177,7 @@ class ConcatBatcher(Batcher):
 
     def _most_rows(self, max_batch_size: int) -> int:
         """The most rows a batch may have; 0 if a subclass counts something else than rows."""
-        return max_batch_size if type(self).size is ConcatBatcher.size else 0
+        return max_batch_size if inherits(self, "size") else 0
 
     def padding(self, context: Any) -> tuple[int, int]:
         if context.lengths is None:
@@ -202,6 +201,11 @@ class ConcatBatcher(Batcher):
         """`sample` with `rows` rows, all like its first."""
         resized: Request = _structure.map_tensors(tuple(sample), lambda _, tensor: tensors.concat([tensor[:1]], rows))
         return resized
+
+
+def inherits(batcher: ConcatBatcher, *names: str) -> bool:
+    """Whether a batcher, which may be of a subclass, has these from ConcatBatcher."""
+    return all(getattr(type(batcher), name) is getattr(ConcatBatcher, name) for name in names)
 
 
 def _part(request: Request, rows: slice) -> Request:

@@ -36,6 +36,7 @@ from batch_inference.transport.wire import align
 Memory = mmap.mmap | bytearray
 
 _LEAF = None  # the template of a tensor; containers are (name, keys or None, templates)
+_REQUEST_OF_ONE = ("tuple", None, (_LEAF,))
 _PICKLED = 0xFFFF_FFFF
 _U32 = struct.Struct("=I")
 _PICKLE_HEAD = struct.Struct("=IIQ")
@@ -108,7 +109,7 @@ class Layout:
     array, or a request of one, `only` is its dtype, its shape, where its bytes start, and whether it is a request.
     """
 
-    __slots__ = ("template", "offsets", "head", "size", "view", "copy", "prefix", "only", "_fillers")
+    __slots__ = ("template", "offsets", "head", "size", "view", "copy", "small", "prefix", "only", "_fillers")
 
     def __init__(self, template: Any, specs: tuple[tensors.Spec, ...]) -> None:
         header = pickle.dumps((template, specs), protocol=5)
@@ -122,11 +123,11 @@ class Layout:
             fillers.append(bytes(start - self.size) if self.offsets else self.head.ljust(start, b"\0"))
             self.offsets.append(start)
             self.size = start + tensors.nbytes(spec)
-        small = self.size <= _SMALL and all(map(tensors.has_tobytes, specs))
-        self._fillers = fillers if small else None
-        self.prefix = fillers[0] if small and len(specs) == 1 else None  # of the bytes of the only tensor, if small
+        self.small = self.size <= _SMALL and all(map(tensors.has_tobytes, specs))  # put together before it is written
+        self._fillers = fillers
+        self.prefix = fillers[0] if len(specs) == 1 else None  # of the bytes of the only tensor
         self.only = None
-        if (dtype := tensors.numpy_dtype(specs[0])) is not None and template in (_LEAF, ("tuple", None, (_LEAF,))):
+        if (dtype := tensors.numpy_dtype(specs[0])) is not None and template in (_LEAF, _REQUEST_OF_ONE):
             self.only = dtype, specs[0][2], self.offsets[0], template is not _LEAF
         self.view = self._reader(specs, lend=True)
         self.copy = self._reader(specs, lend=False)
@@ -137,17 +138,16 @@ class Layout:
         template, first = self.template, readers[0]
         if template is _LEAF:
             return first
-        if template == ("tuple", None, (_LEAF,)):
+        if template == _REQUEST_OF_ONE:
             return lambda memory, offset: (first(memory, offset),)
         if template[0] == "tuple" and all(part is _LEAF for part in template[2]):
             return lambda memory, offset: tuple([read(memory, offset) for read in readers])
         return lambda memory, offset: _build(template, iter([read(memory, offset) for read in readers]))
 
     def encode(self, leaves: Sequence[Any]) -> Encoded:
-        fillers = self._fillers
-        if fillers is None:
+        if not self.small:
             return _Large(self, leaves)
-        return b"".join([part for filler, leaf in zip(fillers, leaves) for part in (filler, leaf.tobytes())])
+        return b"".join([part for filler, leaf in zip(self._fillers, leaves) for part in (filler, leaf.tobytes())])
 
 
 _SMALL = 1 << 14
@@ -201,9 +201,8 @@ def prefix_of(value: Any) -> bytes | None:
     spec = tensors.spec(value[0] if request else value)
     if spec is None:
         return None
-    key, template = ((spec,), ("tuple", None, (_LEAF,))) if request else (spec, _LEAF)
-    layout = _by_value.get(key) or _remember(key, template, (spec,), value)
-    return layout.head.ljust(layout.offsets[0], b"\0")
+    key, template = ((spec,), _REQUEST_OF_ONE) if request else (spec, _LEAF)
+    return (_by_value.get(key) or _remember(key, template, (spec,), value)).prefix
 
 
 @in_c
@@ -271,7 +270,7 @@ def _remember(key: Any, template: Any, specs: Any, value: Any) -> Layout:
         for remembered in (_by_value, _array_prefixes, _call_prefixes):
             remembered.clear()
     layout = _by_value[key] = Layout(template, specs)
-    if layout.prefix is not None:
+    if layout.small and layout.prefix is not None:
         if type(value) is tensors.ARRAY:
             _array_prefixes[value.dtype, value.shape] = layout.prefix
         elif type(value) is tuple and type(value[0]) is tensors.ARRAY:
