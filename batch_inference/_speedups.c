@@ -19,6 +19,8 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include "_awake.h"
+
 #define UNIT 64
 #define HEADER_SIZE 64
 #define TICK 10000      /* nanoseconds in a unit of started_after: wire.TICK */
@@ -1590,7 +1592,18 @@ decode(PyObject *module, PyObject *args, PyObject *kwargs)
     return decode_at(address + offset, memory, offset, length, lend);
 }
 
+static PyObject *
+awaken(PyObject *module, PyObject *nanoseconds)
+{
+    long long ns = PyLong_AsLongLong(nanoseconds);
+    if (ns == -1 && PyErr_Occurred())
+        return NULL;
+    keep_awake(ns);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"keep_awake", awaken, METH_O, NULL},
     {"encode", encode, METH_O, NULL},
     {"encode_request", encode_request, METH_O, NULL},
     {"decode", (PyCFunction)(void (*)(void))decode, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -1637,6 +1650,8 @@ PyInit__speedups(void)
     if (PyType_Ready(&Large_type) < 0 || PyType_Ready(&Slot_type) < 0 || PyType_Ready(&Incoming_type) < 0 ||
         PyType_Ready(&Ledger_type) < 0)
         return NULL;
+    if (prepare_to_keep_awake() != 0)
+        return PyErr_NoMemory();
     PyObject *one = PyLong_FromLong(1);
     if (one == NULL || PyDict_SetItemString(Incoming_type.tp_dict, "answers", one) < 0)
         return NULL;

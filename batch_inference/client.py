@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from batch_inference import board, deaths
+from batch_inference.awake import LONG, keep_awake
 from batch_inference.counting import add, bucket
 from batch_inference.deaths import Death, Fatality
 from batch_inference.errors import (
@@ -175,6 +176,7 @@ class Client:
                 self.room.admitted.discard(slot.key)
         if peer is not None:
             peer.send(slot.descriptor(self.link.client_number))
+            keep_awake(LONG)
 
     def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
         """`send` for several slots, each with its deadline."""
@@ -189,11 +191,14 @@ class Client:
                 if peer is not None:
                     shares.setdefault(peer, []).append(slot.descriptor(number))
         self._send_shares(shares)
+        keep_awake(LONG)
 
     def collect(self, slot: Slot) -> Any:
         """The reply to a request that is done, or the exception that it ended in; frees the slot."""
         with self._lock:
             self._ledger.leave(slot)
+        if not self._outstanding:
+            keep_awake(0)
         return self.collect_left(slot)
 
     def leave_all(self, slots: Iterable[Slot]) -> None:
@@ -201,6 +206,8 @@ class Client:
         with self._lock:
             for slot in slots:
                 self._ledger.leave(slot)
+        if not self._outstanding:
+            keep_awake(0)
 
     def collect_left(self, slot: Slot) -> Any:
         """`collect` after `leave_all`."""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from batch_inference import board, logs, payload, processes
+from batch_inference.awake import LONG, MOMENT, keep_awake
 from batch_inference.counting import add, bucket
 from batch_inference.options import WORKER_VARIABLE
 from batch_inference.policy import LEARNING_INTERVAL, FixedDelay, Policy, Queue, Returning
@@ -154,8 +155,10 @@ class Worker:
         waited = started - batch[self._turn % requests].arrived  # one stands for all, each place in its turn
         why = board.CUT_FULL if queue or size >= limit else why
         add(cells, row + board.WAITING + bucket(waited), requests, row + why, 1)
+        keep_awake(LONG)
         self._runner.run(batch)
         self._inbox.flush()
+        keep_awake(MOMENT)
         now = time.monotonic()
         took = now - started / 1e9
         self._usual_run += 0.2 * (took - self._usual_run)

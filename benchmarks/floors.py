@@ -38,6 +38,18 @@ COPIES = 4
 _ECHO = "import os,sys;r,w=map(int,sys.argv[1:])\nwhile b:=os.read(r,8):os.write(w,b)"
 
 
+_STAMP = """
+import os, sys, time
+from batch_inference.awake import LONG, keep_awake
+read, write, kept = map(int, sys.argv[1:])
+while os.write(write, time.monotonic_ns().to_bytes(8, "little")):
+    if kept:
+        keep_awake(LONG)
+    if not os.read(read, 8):
+        break
+"""
+
+
 class Pipe:
     """A child process that sends back each 8 bytes it reads."""
 
@@ -73,6 +85,38 @@ class Pipe:
             once()
             times.append(clock() - before)
         return times
+
+
+class Sleeper:
+    """A child process that says at which time it has woken up, with the core kept awake meanwhile or not."""
+
+    def __init__(self, core: int, kept: bool) -> None:
+        far_read, self._write = os.pipe()
+        self._read, far_write = os.pipe()
+        command = (sys.executable, "-c", _STAMP, str(far_read), str(far_write), str(int(kept)))
+        self._child = subprocess.Popen(command, pass_fds=(far_read, far_write))
+        os.close(far_read)
+        os.close(far_write)
+        os.read(self._read, 8)
+        pin(self._child.pid, {core})
+
+    def close(self) -> None:
+        os.close(self._write)
+        self._child.wait()
+        os.close(self._read)
+
+    def lateness(self, seconds: float, window: float) -> float:
+        """Median seconds until it runs, when it has waited for `seconds` while this process computed."""
+        times: list[float] = []
+        end = time.perf_counter() + window
+        while time.perf_counter() < end:
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                pass
+            before = time.monotonic_ns()
+            os.write(self._write, b"12345678")
+            times.append((int.from_bytes(os.read(self._read, 8), "little") - before) / 1e9)
+        return statistics.median(times)
 
 
 def copies_per_second(window: float, cores: Sequence[int], threads: int = 8, size: int = LARGE) -> float:
@@ -228,6 +272,9 @@ def run(options: Options) -> list[Row]:
     steady: list[Sample] = []
     computed: list[Sample] = []
     slept: list[Sample] = []
+    woken: list[Sample] = []
+    kept: list[Sample] = []
+    sleepers = [Sleeper(far, kept=False), Sleeper(far, kept=True)]
     with Pipe() as pipe, pinned({os.getpid(): near, pipe.pid: far}):
         for number in range(options.rounds):
             log(f"floors: round {number + 1} of {options.rounds}")
@@ -245,6 +292,11 @@ def run(options: Options) -> list[Row]:
             hot = after(compute, 0.0, options.window / 3) * 1e6
             for wait, samples in ((compute, computed), (time.sleep, slept)):
                 samples.append(Sample(after(wait, 2e-3, options.window / 3) * 1e6, hot))
+            for sleeper, samples in zip(sleepers, (woken, kept)):
+                soon, late = (sleeper.lateness(seconds, options.window / 3) * 1e6 for seconds in (50e-6, 2e-3))
+                samples.append(Sample(late, soon))
+    for sleeper in sleepers:
+        sleeper.close()
     return [
         judge("pipe round trip, two cores", "us", across),
         judge("pipe round trip, one core", "us", shared),
@@ -253,4 +305,6 @@ def run(options: Options) -> list[Row]:
         judge("the same Python code, slowest tenth of runs over quickest", "x", steady),
         judge("Python code after 2 ms of C code in a few KB, beside at once", "us", computed),
         judge("Python code after 2 ms of sleep, beside at once", "us", slept),
+        judge("woken after 2 ms, beside after 50 us", "us", woken),
+        judge("the same, core kept awake", "us", kept),
     ]

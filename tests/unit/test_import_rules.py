@@ -29,6 +29,7 @@ ALLOWED = {
     "board": "",
     "speedups": "",  # what is in C instead
     "counting": "board speedups",
+    "awake": "speedups",
     "statistics": "board",
     "testing": "",
     "buffers": "",
@@ -51,14 +52,14 @@ ALLOWED = {
     "ahead": "batcher buffers tensors waiting",
     "running": "ahead batcher board counting errors isolation tensors transport waiting",
     "worker": (
-        "batcher board buffers counting errors logs machine options payload policy processes running tensors transport "
-        "waiting"
+        "awake batcher board buffers counting errors logs machine options payload policy processes running tensors "
+        "transport waiting"
     ),
     # the application's process
     "link": "board deaths errors logs machine options payload processes statistics transport",
     "ledger": "board speedups transport",
     "room": "board errors ledger transport",
-    "client": "board counting deaths errors ledger link machine options payload room statistics tensors transport",
+    "client": "awake board counting deaths errors ledger room statistics transport",
     "futures": "client errors transport",  # submit
     "loops": "client errors transport",  # apredict
     "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process

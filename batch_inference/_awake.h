@@ -1,0 +1,8 @@
+/* See _awake.c. */
+
+#include <stdint.h>
+
+#define KEEP_AWAKE_LONG INT64_C(5000000)    /* ns: awake.LONG */
+
+void keep_awake(int64_t ns);
+int prepare_to_keep_awake(void);
