@@ -26,6 +26,10 @@
 #define TICK 10000      /* nanoseconds in a unit of started_after: wire.TICK */
 #define BUCKETS 128     /* of a histogram: board.BUCKETS */
 #define MAX_WORKERS 64  /* board.MAX_WORKERS */
+#define MAX_PENDING 259 /* board.MAX_PENDING */
+#define TRANSPORT 64    /* board.TRANSPORT */
+#define TRANSPORT_SAMPLE 15     /* gate.TRANSPORT_SAMPLE */
+#define FIRST_SAMPLES 512       /* gate.FIRST_SAMPLES */
 #define MAX_DIMS 8      /* of arrays that are known here */
 #define REMEMBERED 16   /* layouts of each kind */
 #define SMALL 16384     /* bytes of values that are put together before they are written: codec._SMALL */
@@ -54,8 +58,8 @@ _Static_assert(sizeof(Header) == HEADER_SIZE && sizeof(Descriptor) == 32, "as in
 static PyObject *transport_error;       /* errors.TransportError */
 static PyObject *deque;                 /* collections.deque */
 
-static PyObject *name_append, *name_cells, *name_channels, *name_claim, *name_drop, *name_eventfd, *name_gone, *name_index,
-    *name_memory, *name_number, *name_popleft, *name_row, *name_segments, *name_size;
+static PyObject *name_append, *name_cells, *name_channels, *name_claim, *name_done, *name_drop, *name_eventfd, *name_gone, *name_index,
+    *name_memory, *name_number, *name_popleft, *name_row, *name_segments, *name_set_result, *name_size, *name_tell;
 
 /* Calls a function of a Python module, which may itself import this one. */
 static PyObject *
@@ -110,6 +114,18 @@ address_of(PyObject *memory, Py_ssize_t *size)
     *size = view.len;
     PyBuffer_Release(&view);
     return address;
+}
+
+/* counting.bucket */
+static int
+bucket_of(int64_t ns)
+{
+    int64_t units = ns >> 10, index = units > 0 ? units : 0;
+    if (units >= 4) {
+        int exponent = 61 - __builtin_clzll(units);
+        index = 4 * exponent + 4 + ((units >> exponent) & 3);
+    }
+    return index < BUCKETS ? (int)index : BUCKETS - 1;
 }
 
 /* An attribute that is a small number; -1 with an exception if it is none. */
@@ -523,22 +539,32 @@ Slot_dealloc(Slot *self)
 
 static int has(PyObject *member) { return member != NULL && member != Py_None; }
 
-static PyObject *
-Slot_write(Slot *self, PyObject *encoded)
+/* Writes the client's half of the header, for a request of `size` bytes; -1 if that does not fit. */
+static int
+begin(Slot *self, Py_ssize_t size)
 {
-    Py_ssize_t size = PyObject_Size(encoded);
-    if (size < 0)
-        return NULL;
     if (size != self->length)
         fit(self, size);
     if (self->room < 0)
-        return PyErr_Format(PyExc_ValueError, "a request of %zd bytes does not fit %R", size, self);
+        return -1;
     Header *header = self->header;
     header->gen = self->gen;
     header->given_up = 0;
     header->length = size;
     header->tries = 0;
     header->reply_room = self->room;
+    return 0;
+}
+
+static PyObject *
+Slot_write(Slot *self, PyObject *encoded)
+{
+    Py_ssize_t size = PyObject_Size(encoded);
+    if (size < 0)
+        return NULL;
+    if (begin(self, size) < 0)
+        return PyErr_Format(PyExc_ValueError, "a request of %zd bytes does not fit %R", size, self);
+    Header *header = self->header;
     if (put(encoded, (char *)header + HEADER_SIZE, self->memory, self->offset + HEADER_SIZE) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -565,11 +591,22 @@ Slot_descriptor(Slot *self, PyObject *client)
     return PyBytes_FromStringAndSize((char *)&descriptor, sizeof(descriptor));
 }
 
+static int
+is_done(Slot *self)
+{
+    return __atomic_load_n(&self->header->done_gen, __ATOMIC_ACQUIRE) == self->gen || has(self->error);
+}
+
 static PyObject *
 Slot_done(Slot *self, void *closure)
 {
-    uint32_t done = __atomic_load_n(&self->header->done_gen, __ATOMIC_ACQUIRE);
-    return PyBool_FromLong(done == self->gen || has(self->error));
+    return PyBool_FromLong(is_done(self));
+}
+
+static int
+replies_within(Slot *self, unsigned long long most)
+{
+    return has(self->error) || (!has(self->elsewhere) && self->header->reply_size <= most);
 }
 
 static PyObject *
@@ -578,7 +615,7 @@ Slot_replies_within(Slot *self, PyObject *most)
     unsigned long long bytes = PyLong_AsUnsignedLongLong(most);
     if (PyErr_Occurred())
         return NULL;
-    return PyBool_FromLong(has(self->error) || (!has(self->elsewhere) && self->header->reply_size <= bytes));
+    return PyBool_FromLong(replies_within(self, bytes));
 }
 
 static PyObject *
@@ -682,6 +719,15 @@ static PyTypeObject Slot_type = {
     .tp_methods = Slot_methods,
     .tp_getset = Slot_getset,
 };
+
+static Slot *
+checked_slot(PyObject *argument)
+{
+    if (Py_IS_TYPE(argument, &Slot_type))
+        return (Slot *)argument;
+    PyErr_Format(PyExc_TypeError, "that takes a slot, not a %s", Py_TYPE(argument)->tp_name);
+    return NULL;
+}
 
 /* --- Incoming: see incoming.py ------------------------------------------------------------------------------------- */
 
@@ -1065,12 +1111,52 @@ open_requests(PyObject *module, PyObject *args)
 
 /* --- Ledger: see ledger.py ----------------------------------------------------------------------------------------- */
 
+typedef struct {        /* of a board, when it was last looked at */
+    PyObject *object;
+    uint64_t *at;
+    Py_ssize_t count;
+} Cells;
+
+/* 0, or -1 with an exception. A client's board is another one after its supervisor died. */
+static int
+look_at(Cells *cells, PyObject *board)
+{
+    PyObject *object = PyObject_GetAttr(board, name_cells);
+    if (object == NULL)
+        return -1;
+    if (object == cells->object) {
+        Py_DECREF(object);
+        return 0;
+    }
+    Py_XSETREF(cells->object, object);
+    if ((cells->at = (uint64_t *)address_of(object, &cells->count)) == NULL) {
+        Py_CLEAR(cells->object);
+        return -1;
+    }
+    cells->count /= sizeof(uint64_t);
+    return 0;
+}
+
+/* The cell of that index in the board's own row, or NULL with an exception. */
+static uint64_t *
+own_cell(Cells *cells, PyObject *board, Py_ssize_t index, Py_ssize_t most)
+{
+    if (look_at(cells, board) < 0)
+        return NULL;
+    Py_ssize_t row = number_of(board, name_row);
+    if (PyErr_Occurred())
+        return NULL;
+    if (index < 0 || index >= most || row < 0 || row + index >= cells->count) {
+        PyErr_SetString(PyExc_IndexError, "there is no such cell on the board");
+        return NULL;
+    }
+    return cells->at + row + index;
+}
+
 typedef struct {
     PyObject_HEAD
     PyObject *requests, *ready, *board, *choose;
-    PyObject *cells;        /* the board's, when it was last looked at: they lie at `address` */
-    uint64_t *address;
-    Py_ssize_t size;        /* of the board, in cells */
+    Cells cells;
     long long counts[MAX_WORKERS];
 } Ledger;
 
@@ -1095,7 +1181,7 @@ Ledger_traverse(Ledger *self, visitproc visit, void *arg)
     Py_VISIT(self->ready);
     Py_VISIT(self->board);
     Py_VISIT(self->choose);
-    Py_VISIT(self->cells);
+    Py_VISIT(self->cells.object);
     return 0;
 }
 
@@ -1106,7 +1192,7 @@ Ledger_clear(Ledger *self)
     Py_CLEAR(self->ready);
     Py_CLEAR(self->board);
     Py_CLEAR(self->choose);
-    Py_CLEAR(self->cells);
+    Py_CLEAR(self->cells.object);
     return 0;
 }
 
@@ -1121,39 +1207,12 @@ Ledger_dealloc(Ledger *self)
 static int
 count(Ledger *self, PyObject *peer, Py_ssize_t change)
 {
-    PyObject *cells = PyObject_GetAttr(self->board, name_cells);
-    if (cells == NULL)
+    Py_ssize_t index = number_of(peer, name_index);
+    uint64_t *cell = PyErr_Occurred() ? NULL : own_cell(&self->cells, self->board, index, MAX_WORKERS);
+    if (cell == NULL)
         return -1;
-    if (cells == self->cells) {
-        Py_DECREF(cells);
-    }
-    else {
-        Py_XSETREF(self->cells, cells);
-        if ((self->address = (uint64_t *)address_of(cells, &self->size)) == NULL) {
-            Py_CLEAR(self->cells);
-            return -1;
-        }
-        self->size /= sizeof(uint64_t);
-    }
-    Py_ssize_t row = number_of(self->board, name_row), index = number_of(peer, name_index);
-    if (PyErr_Occurred())
-        return -1;
-    if (index < 0 || index >= MAX_WORKERS || row < 0 || row + index >= self->size) {
-        PyErr_SetString(PyExc_IndexError, "there is no such cell on the board");
-        return -1;
-    }
-    self->counts[index] += change;
-    self->address[row + index] = self->counts[index];
+    *cell = self->counts[index] += change;
     return 0;
-}
-
-static Slot *
-checked_slot(PyObject *argument)
-{
-    if (Py_IS_TYPE(argument, &Slot_type))
-        return (Slot *)argument;
-    PyErr_Format(PyExc_TypeError, "a ledger is of slots, not of %s", Py_TYPE(argument)->tp_name);
-    return NULL;
 }
 
 static PyObject *
@@ -1167,27 +1226,82 @@ Ledger_count(Ledger *self, PyObject *args)
 }
 
 static PyObject *
+assign(Ledger *self, Slot *slot)
+{
+    PyObject *peer;
+    if (PyList_GET_SIZE(self->ready) == 0)
+        peer = Py_NewRef(Py_None);
+    else if (PyList_GET_SIZE(self->ready) == 1)
+        peer = Py_NewRef(PyList_GET_ITEM(self->ready, 0));
+    else if ((peer = PyObject_CallOneArg(self->choose, self->ready)) == NULL)
+        return NULL;
+    Py_XSETREF(slot->worker, Py_NewRef(peer));
+    if (peer != Py_None && count(self, peer, 1) < 0)
+        Py_CLEAR(peer);
+    return peer;
+}
+
+static PyObject *
 Ledger_assign(Ledger *self, PyObject *argument)
 {
     Slot *slot = checked_slot(argument);
-    PyObject *peer;
+    return slot == NULL ? NULL : assign(self, slot);
+}
+
+/* Assigns a slot, and adds its descriptor to the list of its worker's; -1 with an exception. */
+static int
+share(Ledger *self, PyObject *shares, PyObject *argument, PyObject *client)
+{
+    Slot *slot = checked_slot(argument);
+    PyObject *peer = slot == NULL ? NULL : assign(self, slot), *descriptor = NULL, *list = NULL;
+    int result = peer == Py_None ? 0 : -1;
+    if (peer != NULL && peer != Py_None && (descriptor = Slot_descriptor(slot, client)) != NULL) {
+        list = Py_XNewRef(PyDict_GetItemWithError(shares, peer));
+        if (list == NULL && !PyErr_Occurred() && (list = PyList_New(0)) != NULL && PyDict_SetItem(shares, peer, list) < 0)
+            Py_CLEAR(list);
+        result = list == NULL ? -1 : PyList_Append(list, descriptor);
+    }
+    Py_XDECREF(peer);
+    Py_XDECREF(descriptor);
+    Py_XDECREF(list);
+    return result;
+}
+
+static PyObject *
+Ledger_assign_all(Ledger *self, PyObject *args)
+{
+    PyObject *slots, *client, *shares;
+    if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &slots, &client) || (shares = PyDict_New()) == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(slots); i++) {
+        if (share(self, shares, PyList_GET_ITEM(slots, i), client) < 0) {
+            Py_DECREF(shares);
+            return NULL;
+        }
+    }
+    return shares;
+}
+
+/* 0, or -1 with an exception. */
+static int
+note(Ledger *self, PyObject *argument, PyObject *channel, PyObject *deadline)
+{
+    Slot *slot = checked_slot(argument);
     if (slot == NULL)
-        return NULL;
-    if (PyList_GET_SIZE(self->ready) == 0) {
-        peer = Py_NewRef(Py_None);
+        return -1;
+    Py_XSETREF(slot->channel, Py_NewRef(channel));
+    slot->arrived = monotonic_ns();
+    slot->deadline = 0;
+    if (deadline != Py_None) {
+        double seconds = PyFloat_AsDouble(deadline);
+        if (seconds == -1.0 && PyErr_Occurred())
+            return -1;
+        slot->deadline = seconds < 9e9 ? (long long)(seconds * 1e9) : LLONG_MAX;
     }
-    else if (PyList_GET_SIZE(self->ready) == 1) {
-        peer = Py_NewRef(PyList_GET_ITEM(self->ready, 0));
-    }
-    else if ((peer = PyObject_CallOneArg(self->choose, self->ready)) == NULL) {
-        return NULL;
-    }
-    Py_XSETREF(slot->worker, Py_NewRef(peer));
-    if (peer != Py_None && count(self, peer, 1) < 0) {
-        Py_DECREF(peer);
-        return NULL;
-    }
-    return peer;
+    PyObject *key = PyLong_FromSsize_t(slot->key);
+    int result = key == NULL ? -1 : PyDict_SetItem(self->requests, key, argument);
+    Py_XDECREF(key);
+    return result;
 }
 
 static PyObject *
@@ -1197,39 +1311,64 @@ Ledger_enter(Ledger *self, PyObject *const *args, Py_ssize_t nargs)
         PyErr_SetString(PyExc_TypeError, "enter takes a slot, a channel and a deadline");
         return NULL;
     }
-    Slot *slot = checked_slot(args[0]);
-    if (slot == NULL)
+    return note(self, args[0], args[1], args[2]) < 0 ? NULL : assign(self, (Slot *)args[0]);
+}
+
+static PyObject *
+Ledger_enter_all(Ledger *self, PyObject *args)
+{
+    PyObject *entries, *channel, *client, *slot, *deadline, *shares;
+    if (!PyArg_ParseTuple(args, "O!OO", &PyList_Type, &entries, &channel, &client) || (shares = PyDict_New()) == NULL)
         return NULL;
-    Py_XSETREF(slot->channel, Py_NewRef(args[1]));
-    slot->arrived = monotonic_ns();
-    slot->deadline = 0;
-    if (args[2] != Py_None) {
-        double deadline = PyFloat_AsDouble(args[2]);
-        if (deadline == -1.0 && PyErr_Occurred())
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(entries, i), "OO", &slot, &deadline) || note(self, slot, channel, deadline) < 0)
+            Py_CLEAR(shares);
+        if (shares == NULL)
             return NULL;
-        slot->deadline = deadline < 9e9 ? (long long)(deadline * 1e9) : LLONG_MAX;
     }
-    PyObject *key = PyLong_FromSsize_t(slot->key);
-    int failed = key == NULL || PyDict_SetItem(self->requests, key, args[0]) < 0;
-    Py_XDECREF(key);
-    return failed ? NULL : Ledger_assign(self, args[0]);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries); i++) {
+        if (share(self, shares, PyTuple_GET_ITEM(PyList_GET_ITEM(entries, i), 0), client) < 0) {
+            Py_DECREF(shares);
+            return NULL;
+        }
+    }
+    return shares;
+}
+
+static int
+leave(Ledger *self, PyObject *argument)
+{
+    Slot *slot = checked_slot(argument);
+    PyObject *key = slot == NULL ? NULL : PyLong_FromSsize_t(slot->key);
+    if (key == NULL)
+        return -1;
+    PyObject *there = PyDict_GetItemWithError(self->requests, key);
+    int failed = 0;
+    if (there != NULL)
+        failed = PyDict_DelItem(self->requests, key) < 0 || (has(slot->worker) && count(self, slot->worker, -1) < 0);
+    Py_DECREF(key);
+    return failed || PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *
 Ledger_leave(Ledger *self, PyObject *argument)
 {
-    Slot *slot = checked_slot(argument);
-    PyObject *key = slot == NULL ? NULL : PyLong_FromSsize_t(slot->key);
-    if (key == NULL)
+    if (leave(self, argument) < 0)
         return NULL;
-    PyObject *there = PyDict_GetItemWithError(self->requests, key);
-    int failed = 0;
-    if (there != NULL) {
-        failed = PyDict_DelItem(self->requests, key) < 0 || (has(slot->worker) && count(self, slot->worker, -1) < 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Ledger_leave_all(Ledger *self, PyObject *slots)
+{
+    if (!PyList_CheckExact(slots)) {
+        PyErr_SetString(PyExc_TypeError, "leave_all takes a list of slots");
+        return NULL;
     }
-    Py_DECREF(key);
-    if (failed || PyErr_Occurred())
-        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(slots); i++) {
+        if (leave(self, PyList_GET_ITEM(slots, i)) < 0)
+            return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -1241,8 +1380,11 @@ static PyMemberDef Ledger_members[] = {
 
 static PyMethodDef Ledger_methods[] = {
     {"enter", (PyCFunction)(void (*)(void))Ledger_enter, METH_FASTCALL, NULL},
+    {"enter_all", (PyCFunction)Ledger_enter_all, METH_VARARGS, NULL},
     {"assign", (PyCFunction)Ledger_assign, METH_O, NULL},
+    {"assign_all", (PyCFunction)Ledger_assign_all, METH_VARARGS, NULL},
     {"leave", (PyCFunction)Ledger_leave, METH_O, NULL},
+    {"leave_all", (PyCFunction)Ledger_leave_all, METH_O, NULL},
     {"count", (PyCFunction)Ledger_count, METH_VARARGS, NULL},
     {NULL},
 };
@@ -1261,6 +1403,283 @@ static PyTypeObject Ledger_type = {
     .tp_members = Ledger_members,
     .tp_methods = Ledger_methods,
 };
+
+/* --- Gate: see gate.py --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *waiting, *admitted, *orders, *board, *free, *generations;     /* free: the arena's lists of slots, by order */
+    Cells cells;
+    long long until_count, most;
+} Gate;
+
+static int
+Gate_init(Gate *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"board", "arena", NULL};
+    PyObject *board, *arena, *free;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &board, &arena) ||
+        (free = PyObject_GetAttrString(arena, "free_slots")) == NULL)
+        return -1;
+    if (!PyList_CheckExact(free)) {
+        Py_DECREF(free);
+        PyErr_SetString(PyExc_TypeError, "an arena has a list of lists of slots");
+        return -1;
+    }
+    Py_XSETREF(self->free, free);
+    Py_XSETREF(self->generations, PyObject_GetAttrString(arena, "generations"));
+    Py_XSETREF(self->board, Py_NewRef(board));
+    Py_XSETREF(self->waiting, PyObject_CallNoArgs(deque));
+    Py_XSETREF(self->admitted, PySet_New(NULL));
+    Py_XSETREF(self->orders, PyDict_New());
+    return self->generations && self->waiting && self->admitted && self->orders ? 0 : -1;
+}
+
+static int
+Gate_traverse(Gate *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->waiting);
+    Py_VISIT(self->admitted);
+    Py_VISIT(self->orders);
+    Py_VISIT(self->board);
+    Py_VISIT(self->free);
+    Py_VISIT(self->generations);
+    Py_VISIT(self->cells.object);
+    return 0;
+}
+
+static int
+Gate_clear(Gate *self)
+{
+    Py_CLEAR(self->waiting);
+    Py_CLEAR(self->admitted);
+    Py_CLEAR(self->orders);
+    Py_CLEAR(self->board);
+    Py_CLEAR(self->free);
+    Py_CLEAR(self->generations);
+    Py_CLEAR(self->cells.object);
+    return 0;
+}
+
+static void
+Gate_dealloc(Gate *self)
+{
+    PyObject_GC_UnTrack(self);
+    Gate_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* The list of free slots of that order, borrowed; NULL with an exception if there is none. */
+static PyObject *
+free_of(Gate *self, Py_ssize_t order)
+{
+    PyObject *list = order < 0 || order >= PyList_GET_SIZE(self->free) ? NULL : PyList_GET_ITEM(self->free, order);
+    if (list != NULL && PyList_CheckExact(list))
+        return list;
+    PyErr_Format(PyExc_IndexError, "there are no slots of order %zd", order);
+    return NULL;
+}
+
+/* A slot for a request of `size` bytes, if it takes no more than to pop one; NULL with an exception or without. */
+static Slot *
+taken(Gate *self, Py_ssize_t size)
+{
+    Py_ssize_t waiting = PyObject_Size(self->waiting);
+    if (waiting != 0 || self->until_count <= 1 || look_at(&self->cells, self->board) < 0 ||
+        self->cells.count <= MAX_PENDING || (long long)self->cells.at[MAX_PENDING] != self->most)
+        return NULL;
+    PyObject *key = PyLong_FromSsize_t(size);
+    PyObject *order = key == NULL ? NULL : PyDict_GetItemWithError(self->orders, key);
+    Py_XDECREF(key);
+    PyObject *list = order == NULL ? NULL : free_of(self, PyLong_AsSsize_t(order));
+    Py_ssize_t free = list == NULL ? 0 : PyList_GET_SIZE(list);
+    if (free == 0)
+        return NULL;
+    PyObject *generation = PyIter_Next(self->generations);
+    if (generation == NULL)
+        return NULL;
+    PyObject *slot = Py_NewRef(PyList_GET_ITEM(list, free - 1));
+    if (checked_slot(slot) == NULL || PyList_SetSlice(list, free - 1, free, NULL) < 0) {
+        Py_DECREF(generation);
+        Py_DECREF(slot);
+        return NULL;
+    }
+    ((Slot *)slot)->gen = (uint32_t)PyLong_AsUnsignedLongMask(generation);
+    Py_DECREF(generation);
+    self->until_count--;
+    return (Slot *)slot;
+}
+
+static PyObject *
+Gate_fill(Gate *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs < 1 || nargs > 2) {
+        PyErr_SetString(PyExc_TypeError, "fill takes a request and a number of bytes");
+        return NULL;
+    }
+    Py_ssize_t most = nargs == 2 && args[1] != Py_None ? PyLong_AsSsize_t(args[1]) : PY_SSIZE_T_MAX;
+    if (most == -1 && PyErr_Occurred())
+        return NULL;
+    if (!PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) != 1 || !PyArray_CheckExact(PyTuple_GET_ITEM(args[0], 0)))
+        Py_RETURN_NONE;
+    PyArrayObject *array = (PyArrayObject *)PyTuple_GET_ITEM(args[0], 0);
+    PyObject *prefix = PyArray_IS_C_CONTIGUOUS(array) ? find_prefix(&of_calls, array) : NULL;
+    if (prefix == NULL)
+        Py_RETURN_NONE;
+    Py_ssize_t before = PyBytes_GET_SIZE(prefix), size = before + PyArray_NBYTES(array);
+    Slot *slot = size > most ? NULL : taken(self, size);
+    if (slot == NULL) {
+        if (PyErr_Occurred())
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    if (begin(slot, size) < 0) {
+        PyErr_Format(PyExc_ValueError, "a request of %zd bytes does not fit %R", size, slot);
+        Py_DECREF(slot);
+        return NULL;
+    }
+    char *to = (char *)slot->header + HEADER_SIZE;
+    memcpy(to, PyBytes_AS_STRING(prefix), before);
+    copy(to + before, PyArray_BYTES(array), size - before);
+    return (PyObject *)slot;
+}
+
+static PyObject *
+Gate_release(Gate *self, PyObject *argument)
+{
+    Slot *slot = checked_slot(argument);
+    PyObject *list = slot == NULL ? NULL : free_of(self, slot->order), *result;
+    if (list == NULL)
+        return NULL;
+    if (PySet_GET_SIZE(self->admitted) > 0) {
+        PyObject *key = PyLong_FromSsize_t(slot->key);
+        int failed = key == NULL || PySet_Discard(self->admitted, key) < 0;
+        Py_XDECREF(key);
+        if (failed)
+            return NULL;
+    }
+    if ((result = Slot_forget(slot, NULL)) == NULL)
+        return NULL;
+    Py_DECREF(result);
+    if (PyList_Append(list, argument) < 0)
+        return NULL;
+    Py_ssize_t waiting = PyObject_Size(self->waiting);
+    if (waiting < 0)
+        return NULL;
+    if (waiting > 0)
+        return PyObject_CallMethodNoArgs((PyObject *)self, name_tell);
+    Py_RETURN_NONE;
+}
+
+static int
+time_reply(Gate *self, Slot *slot)
+{
+    int64_t took = monotonic_ns() - (int64_t)slot->header->done_at;
+    uint64_t *cell = has(slot->error) ? NULL : own_cell(&self->cells, self->board, TRANSPORT + bucket_of(took), TRANSPORT + BUCKETS);
+    if (cell != NULL)
+        ++*cell;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *
+Gate_collect(Gate *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Slot *slot = nargs == 2 ? checked_slot(args[0]) : NULL;
+    if (slot == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "collect takes a slot and a function");
+        return NULL;
+    }
+    int timed = (slot->gen & TRANSPORT_SAMPLE) == 1 || slot->gen < FIRST_SAMPLES;
+    PyObject *reply = timed && time_reply(self, slot) < 0 ? NULL : Slot_reply(slot, args[1]);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *released = Gate_release(self, args[0]);
+    if (released == NULL)
+        Py_CLEAR(reply);
+    if (type != NULL)
+        PyErr_Restore(type, value, traceback);
+    Py_XDECREF(released);
+    return reply;
+}
+
+static PyMemberDef Gate_members[] = {
+    {"waiting", T_OBJECT, offsetof(Gate, waiting), READONLY, NULL},
+    {"admitted", T_OBJECT, offsetof(Gate, admitted), READONLY, NULL},
+    {"orders", T_OBJECT, offsetof(Gate, orders), READONLY, NULL},
+    {"until_count", T_LONGLONG, offsetof(Gate, until_count), 0, NULL},
+    {"most", T_LONGLONG, offsetof(Gate, most), 0, NULL},
+    {NULL},
+};
+
+static PyMethodDef Gate_methods[] = {
+    {"fill", (PyCFunction)(void (*)(void))Gate_fill, METH_FASTCALL, NULL},
+    {"collect", (PyCFunction)(void (*)(void))Gate_collect, METH_FASTCALL, NULL},
+    {"release", (PyCFunction)Gate_release, METH_O, NULL},
+    {NULL},
+};
+
+static PyTypeObject Gate_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "batch_inference._speedups.Gate",
+    .tp_doc = "See gate.py.",
+    .tp_basicsize = sizeof(Gate),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Gate_init,
+    .tp_traverse = (traverseproc)Gate_traverse,
+    .tp_clear = (inquiry)Gate_clear,
+    .tp_dealloc = (destructor)Gate_dealloc,
+    .tp_members = Gate_members,
+    .tp_methods = Gate_methods,
+};
+
+/* --- event loops: see loops.py ------------------------------------------------------------------------------------- */
+
+/* Of an entry of `waiting`, a slot and its future: 1 if its reply is to be collected, 0 if not; -1 with an exception. */
+static int
+is_answered(PyObject *entry, unsigned long long most, PyObject *large)
+{
+    PyObject *slot, *future, *done;
+    if (!PyArg_ParseTuple(entry, "OO", &slot, &future) || checked_slot(slot) == NULL)
+        return -1;
+    if (!is_done((Slot *)slot))
+        return 0;
+    if ((done = PyObject_CallMethodNoArgs(future, name_done)) == NULL)
+        return -1;
+    int given_up = PyObject_IsTrue(done);
+    Py_DECREF(done);
+    if (given_up != 0)
+        return given_up < 0 ? -1 : 0;
+    if (replies_within((Slot *)slot, most))
+        return 1;
+    if ((done = PyObject_CallMethodOneArg(future, name_set_result, large)) == NULL)
+        return -1;
+    Py_DECREF(done);
+    return 0;
+}
+
+static PyObject *
+take_answered(PyObject *module, PyObject *args)
+{
+    PyObject *waiting, *keys, *large, *ready;
+    unsigned long long most;
+    if (!PyArg_ParseTuple(args, "O!O!KO", &PyDict_Type, &waiting, &PyList_Type, &keys, &most, &large) ||
+        (ready = PyList_New(0)) == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys); i++) {
+        PyObject *key = PyList_GET_ITEM(keys, i), *entry = Py_XNewRef(PyDict_GetItemWithError(waiting, key));
+        int answered = entry == NULL ? (PyErr_Occurred() ? -1 : 0) : is_answered(entry, most, large);
+        if (answered > 0 && (PyDict_DelItem(waiting, key) < 0 || PyList_Append(ready, entry) < 0))
+            answered = -1;
+        Py_XDECREF(entry);
+        if (answered < 0) {
+            Py_DECREF(ready);
+            return NULL;
+        }
+    }
+    return ready;
+}
 
 /* --- a worker's pipe: see inbox.py --------------------------------------------------------------------------------- */
 
@@ -1415,17 +1834,10 @@ failed:
 static PyObject *
 bucket(PyObject *module, PyObject *nanoseconds)
 {
-    long long ns = PyLong_AsLongLong(nanoseconds), units = ns >> 10, index;
+    long long ns = PyLong_AsLongLong(nanoseconds);
     if (ns == -1 && PyErr_Occurred())
         return NULL;
-    if (units < 4) {
-        index = units > 0 ? units : 0;
-    }
-    else {
-        int exponent = 61 - __builtin_clzll(units);
-        index = 4 * exponent + 4 + ((units >> exponent) & 3);
-    }
-    return PyLong_FromLongLong(index < BUCKETS ? index : BUCKETS - 1);
+    return PyLong_FromLong(bucket_of(ns));
 }
 
 static PyObject *
@@ -1609,6 +2021,7 @@ static PyMethodDef functions[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_VARARGS | METH_KEYWORDS, NULL},
     {"open_requests", open_requests, METH_VARARGS, NULL},
     {"sort_known", sort_known, METH_VARARGS, NULL},
+    {"take_answered", take_answered, METH_VARARGS, NULL},
     {"cut", cut, METH_VARARGS, NULL},
     {"bucket", bucket, METH_O, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
@@ -1631,9 +2044,9 @@ PyInit__speedups(void)
     import_array();
     struct { PyObject **name; const char *is; } names[] = {
         {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"}, {&name_claim, "claim"},
-        {&name_drop, "drop"}, {&name_eventfd, "eventfd"}, {&name_gone, "gone"}, {&name_index, "index"},
+        {&name_done, "done"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"}, {&name_gone, "gone"}, {&name_index, "index"},
         {&name_memory, "memory"}, {&name_number, "number"}, {&name_popleft, "popleft"}, {&name_row, "row"},
-        {&name_segments, "segments"}, {&name_size, "size"},
+        {&name_segments, "segments"}, {&name_set_result, "set_result"}, {&name_size, "size"}, {&name_tell, "tell"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         if ((*names[i].name = PyUnicode_InternFromString(names[i].is)) == NULL)
@@ -1648,7 +2061,7 @@ PyInit__speedups(void)
     Py_DECREF(errors);
     Py_DECREF(collections);
     if (PyType_Ready(&Large_type) < 0 || PyType_Ready(&Slot_type) < 0 || PyType_Ready(&Incoming_type) < 0 ||
-        PyType_Ready(&Ledger_type) < 0)
+        PyType_Ready(&Ledger_type) < 0 || PyType_Ready(&Gate_type) < 0)
         return NULL;
     if (prepare_to_keep_awake() != 0)
         return PyErr_NoMemory();
@@ -1661,7 +2074,8 @@ PyInit__speedups(void)
         return NULL;
     if (PyModule_AddObjectRef(module, "Slot", (PyObject *)&Slot_type) < 0 ||
         PyModule_AddObjectRef(module, "Incoming", (PyObject *)&Incoming_type) < 0 ||
-        PyModule_AddObjectRef(module, "Ledger", (PyObject *)&Ledger_type) < 0)
+        PyModule_AddObjectRef(module, "Ledger", (PyObject *)&Ledger_type) < 0 ||
+        PyModule_AddObjectRef(module, "Gate", (PyObject *)&Gate_type) < 0)
         return NULL;
     return module;
 }

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from batch_inference import board, deaths
 from batch_inference.awake import LONG, keep_awake
-from batch_inference.counting import add, bucket
 from batch_inference.deaths import Death, Fatality
 from batch_inference.errors import (
     BatchInferenceError,
@@ -49,8 +48,6 @@ from batch_inference.transport.wire import (
     TICK,
     TRIES,
 )
-
-TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, one in eight is timed; the first all
 
 
 class ClientLink(Protocol):
@@ -134,12 +131,18 @@ class Client:
     def fill(self, args: tuple[Any, ...], deadline: float | None, unwanted: threading.Event | None = None) -> Slot:
         """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC), or until it is
         `unwanted` and `room.tell` was called."""
+        filled = self.room.fill(args)
+        if filled is not None:
+            return filled
         encoded = codec.encode_request(args)
         slot = self.room.slot(len(encoded)) or self.room.wait_for_slot(len(encoded), deadline, unwanted)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
         """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
+        filled = self.room.fill(args, most)
+        if filled is not None:
+            return filled
         encoded = codec.encode_request(args)
         if len(encoded) > most:
             return None
@@ -148,8 +151,11 @@ class Client:
 
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when there is no room."""
-        encoded = codec.encode_request(args)
         self.sweep()
+        filled = self.room.fill(args)
+        if filled is not None:
+            return filled
+        encoded = codec.encode_request(args)
         slot = self.room.slot(len(encoded))
         if slot is None:
             raise self.room.overloaded(len(encoded))
@@ -180,16 +186,12 @@ class Client:
 
     def send_all(self, slots: list[tuple[Slot, float | None]], channel: NearChannel) -> None:
         """`send` for several slots, each with its deadline."""
-        shares: dict[Peer, list[bytes]] = {}
-        number, admitted = self.link.client_number, self.room.admitted
+        admitted = self.room.admitted
         with self._lock:
             self._check_open()
-            for slot, deadline in slots:
-                peer = self._ledger.enter(slot, channel, deadline)
-                if admitted:
-                    admitted.discard(slot.key)
-                if peer is not None:
-                    shares.setdefault(peer, []).append(slot.descriptor(number))
+            shares = self._ledger.enter_all(slots, channel, self.link.client_number)
+            if admitted:
+                admitted.difference_update([slot.key for slot, _ in slots])
         self._send_shares(shares)
         keep_awake(LONG)
 
@@ -204,19 +206,13 @@ class Client:
     def leave_all(self, slots: Iterable[Slot]) -> None:
         """Requests that are done are not outstanding any more; `collect_left` gives their replies."""
         with self._lock:
-            for slot in slots:
-                self._ledger.leave(slot)
+            self._ledger.leave_all(slots)
         if not self._outstanding:
             keep_awake(0)
 
     def collect_left(self, slot: Slot) -> Any:
         """`collect` after `leave_all`."""
-        try:
-            if slot.gen & TRANSPORT_SAMPLE == 1 or slot.gen < FIRST_SAMPLES:
-                self._time_reply(slot)
-            return slot.reply(self._collect_rare)
-        finally:
-            self.room.release(slot)
+        return self.room.collect(slot, self._collect_rare)
 
     def _collect_rare(self, slot: Slot) -> Any:
         """The same for all but a result in the slot itself."""
@@ -235,11 +231,6 @@ class Client:
         if status == DROPPED:
             raise self.timed_out(slot)
         return codec.decode(memory, start, size)
-
-    def _time_reply(self, slot: Slot) -> None:
-        took = time.monotonic_ns() - slot.segment.quads[slot.quad + DONE_AT]
-        if slot.error is None:
-            add(self.link.cells, self.link.row + board.TRANSPORT + bucket(took), 1)
 
     def abandon(self, slot: Slot) -> None:
         """Gives a request up. Its slot comes back once the worker is through with it."""
@@ -300,15 +291,6 @@ class Client:
             f"{len(self._outstanding)} of them of this process"
         )
 
-    def _assign_all(self, slots: list[Slot]) -> dict[Peer, list[bytes]]:
-        """Gives several slots to ready workers; the descriptors to send to each. Needs the lock."""
-        shares: dict[Peer, list[bytes]] = {}
-        for slot in slots:
-            peer = self._ledger.assign(slot)
-            if peer is not None:
-                shares.setdefault(peer, []).append(slot.descriptor(self.link.client_number))
-        return shares
-
     def _least_loaded(self, ready: list[Peer]) -> Peer:
         """The ready worker with least outstanding work, over all clients; among equals each in turn."""
         peer = min(ready, key=lambda peer: board.outstanding(self.link.cells, peer.index))
@@ -332,7 +314,7 @@ class Client:
             self._ready += ready
             waiting = [slot for slot in self._outstanding.values() if slot.worker is None and not slot.abandoned]
             waiting = [slot for slot in waiting if slot.error is None]
-            shares = self._assign_all(waiting)
+            shares = self._ledger.assign_all(waiting, self.link.client_number)
         self._send_shares(shares)
         with self._changed:
             self._changed.notify_all()
@@ -357,7 +339,7 @@ class Client:
                     convicted.append([fatality.death for fatality in slot.deaths])
                 if slot.error is None and not slot.abandoned:
                     again.append(slot)
-            shares = self._assign_all(again)
+            shares = self._ledger.assign_all(again, self.link.client_number)
             pending = list(self._outstanding.values())
             stopping = self._over is not None
         self._send_shares(shares)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from batch_inference.board import MAX_WORKERS
@@ -45,10 +45,21 @@ class Ledger:
 
     def enter(self, slot: Slot, channel: NearChannel, deadline: float | None) -> Peer | None:
         """Notes that a request is outstanding from now on; the worker to send it to, if any is ready."""
+        self._note(slot, channel, deadline)
+        return self.assign(slot)
+
+    def enter_all(
+        self, entries: Sequence[tuple[Slot, float | None]], channel: NearChannel, client: int
+    ) -> dict[Peer, list[bytes]]:
+        """The same for several slots, each with its deadline; the descriptors to send to each worker."""
+        for slot, deadline in entries:
+            self._note(slot, channel, deadline)
+        return self.assign_all([slot for slot, _ in entries], client)
+
+    def _note(self, slot: Slot, channel: NearChannel, deadline: float | None) -> None:
         slot.channel, slot.arrived = channel, time.monotonic_ns()
         slot.deadline = 0 if deadline is None else int(deadline * 1e9)
         self.requests[slot.key] = slot
-        return self.assign(slot)
 
     def assign(self, slot: Slot) -> Peer | None:
         """The worker that gets a request now, if any is ready."""
@@ -60,10 +71,24 @@ class Ledger:
         self.count(peer, 1)
         return peer
 
+    def assign_all(self, slots: Iterable[Slot], client: int) -> dict[Peer, list[bytes]]:
+        """The same for several slots; the descriptors to send to each worker."""
+        shares: dict[Peer, list[bytes]] = {}
+        for slot in slots:
+            peer = self.assign(slot)
+            if peer is not None:
+                shares.setdefault(peer, []).append(slot.descriptor(client))
+        return shares
+
     def leave(self, slot: Slot) -> None:
         """Notes that a request is not outstanding any more; nothing if it is not."""
         if self.requests.pop(slot.key, None) is not None and slot.worker is not None:
             self.count(slot.worker, -1)
+
+    def leave_all(self, slots: Iterable[Slot]) -> None:
+        """The same for several slots."""
+        for slot in slots:
+            self.leave(slot)
 
     def count(self, peer: Peer, change: int) -> None:
         """Notes that a worker has so many requests more, or less."""

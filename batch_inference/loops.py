@@ -15,6 +15,7 @@ from typing import Any
 
 from batch_inference.client import Client
 from batch_inference.errors import BatchInferenceError, HostClosedError, RequestTimeoutError
+from batch_inference.speedups import in_c
 from batch_inference.transport.slot import Slot
 
 LARGE = 1 << 20  # bytes that are copied in a helper thread rather than in the loop
@@ -201,35 +202,43 @@ class LoopSide:
 
     def _answered(self, keys: list[int]) -> None:
         """The slots with these keys may be done; their headers say whether they are."""
-        waiting, client, ready = self._waiting, self._client, []
-        for key in keys:
-            entry = waiting.get(key)
-            if entry is None:
-                continue
-            slot, done = entry
-            if not slot.done:
-                continue
-            if done.done():  # cancelled, or collected by a helper at this moment: its task sees to it
-                continue
-            if not slot.replies_within(LARGE):
-                done.set_result(_TO_BE_COLLECTED)
-                continue
-            del waiting[key]
-            ready.append(entry)
+        client = self._client
+        ready = take_answered(self._waiting, keys, LARGE, _TO_BE_COLLECTED)
         client.leave_all([slot for slot, _ in ready])
+        collect = client.collect_left
         for slot, done in ready:
             try:
-                reply = client.collect_left(slot)
+                done.set_result(collect(slot))
             except Exception as error:
                 done.set_exception(for_future(error))
-            else:
-                done.set_result(reply)
 
     def _expire(self, slot: Slot, done: asyncio.Future[Any]) -> None:
         if not done.done() and self._forget(slot, done):
             error = self._client.timed_out(slot)
             self._client.abandon(slot)
             done.set_exception(error)
+
+
+@in_c
+def take_answered(
+    waiting: dict[int, tuple[Slot, asyncio.Future[Any]]], keys: list[int], most: int, large: object
+) -> list[tuple[Slot, asyncio.Future[Any]]]:
+    """Removes from `waiting`, and returns, what is answered of the slots with these keys. A reply of more than `most`
+    bytes stays, and its future's result is `large`."""
+    ready = []
+    for key in keys:
+        entry = waiting.get(key)
+        if entry is None:
+            continue
+        slot, done = entry
+        if not slot.done or done.done():  # cancelled, or collected by a helper at this moment: its task sees to it
+            continue
+        if not slot.replies_within(most):
+            done.set_result(large)
+            continue
+        del waiting[key]
+        ready.append(entry)
+    return ready
 
 
 def for_future(error: BaseException) -> BaseException:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sized
 
 from batch_inference import board
 from batch_inference.errors import OverloadedError, RequestTimeoutError
+from batch_inference.gate import Gate
 from batch_inference.ledger import Board
 from batch_inference.transport.arena import Arena, order_of
 from batch_inference.transport.slot import Slot
@@ -25,7 +25,7 @@ FIRST_REPLY_ROOM = 1 << 16  # at most, before it is known how large replies are
 SWEEP_INTERVAL = 0.02  # seconds between looks at what nobody tells a waiter of: given-up slots, other clients
 
 
-class Room:
+class Room(Gate):
     """The room of one client. `outstanding` are its requests that are pending.
 
     `changed` is notified when there may be room again. A waiter calls `check`, which raises once the host takes no more
@@ -42,9 +42,8 @@ class Room:
         sweep: Callable[[], None],
         given_up: Sized,
     ) -> None:
+        super().__init__(link, arena)
         self.arena = arena
-        self.waiting: deque[object] = deque()  # in order of arrival
-        self.admitted: set[int] = set()  # keys of slots given to those who waited, until they are outstanding
         self.unsent: Callable[[], int] = lambda: 0  # how many slots event loops have filled and not sent yet
         self._link = link
         self._outstanding = outstanding
@@ -53,24 +52,21 @@ class Room:
         self._sweep = sweep
         self._given_up = given_up
         self._others = 0  # requests of other clients, when they were last counted
-        self._until_count = 0  # requests of ours until the next time,
-        self._most = 0  # unless max_pending is another than it was then
         self._reply_room: dict[int, int] = {}  # bytes, by log2 of the request's
-        self._orders: dict[int, int] = {}  # of slots, by the encoded request's size; follows from _reply_room
 
     def slot(self, size: int, *, grow: bool = True) -> Slot | None:
         """A slot for an encoded request of `size` bytes and its reply, or None if there is no room now."""
         if self.waiting:
             return None
-        self._until_count -= 1
-        if (self._until_count <= 0 or self._link.cells[board.MAX_PENDING] != self._most) and self._crowded():
+        self.until_count -= 1
+        if (self.until_count <= 0 or self._link.cells[board.MAX_PENDING] != self.most) and self._crowded():
             return None
         try:
-            order = self._orders[size]
+            order = self.orders[size]
         except KeyError:
-            if len(self._orders) >= ORDERS_REMEMBERED:
-                self._orders.clear()
-            order = self._orders[size] = order_of(self._slot_size(size))
+            if len(self.orders) >= ORDERS_REMEMBERED:
+                self.orders.clear()
+            order = self.orders[size] = order_of(self._slot_size(size))
         return self.arena.pop(order) or self.arena.acquire(self._slot_size(size), grow=grow)
 
     def wait_for_slot(self, size: int, deadline: float | None, unwanted: threading.Event | None = None) -> Slot:
@@ -99,16 +95,8 @@ class Room:
                 self.waiting.remove(ticket)
                 self._changed.notify_all()
 
-    def release(self, slot: Slot) -> None:
-        """Takes back a slot that no worker will touch again."""
-        if self.admitted:
-            self.admitted.discard(slot.key)
-        self.arena.release(slot)
-        if self.waiting:
-            self.tell()
-
     def tell(self) -> None:
-        """Lets waiters look again."""
+        """Lets those who wait look again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -119,7 +107,7 @@ class Room:
         if 1 << (2 * HEADER_SIZE + (1 << order) + room).bit_length() > self.arena.limit:
             room = LEAST_REPLY_ROOM  # its replies come in memory of their own
         self._reply_room[order] = room
-        self._orders.clear()
+        self.orders.clear()
 
     def pending(self) -> int:
         """The requests that are pending, over all clients; those of the others as of now."""
@@ -127,9 +115,9 @@ class Room:
         starts = range(board.client_row(0), board.client_row(cells[board.CLIENT_ROWS]), board.ROW)
         self._others = sum([sum(cells[start : start + board.MAX_WORKERS]) for start in starts if start != row])
         pending = len(self._outstanding) + len(self.admitted) + self.unsent() + self._others
-        self._most = cells[board.MAX_PENDING]
-        left = (self._most - pending) // max(1, len(starts))  # our share of what may still be sent
-        self._until_count = max(1, min(COUNT_INTERVAL, left))
+        self.most = cells[board.MAX_PENDING]
+        left = (self.most - pending) // max(1, len(starts))  # our share of what may still be sent
+        self.until_count = max(1, min(COUNT_INTERVAL, left))
         return pending
 
     def no_room(self, size: int = 0, ahead: int | None = None) -> RequestTimeoutError:

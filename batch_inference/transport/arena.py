@@ -41,10 +41,10 @@ class Arena:
         self.mapped = 0
         self._make = make
         self._attached = attached
-        self._free: list[list[Slot]] = [[] for _ in range(64)]
+        self.free_slots: list[list[Slot]] = [[] for _ in range(64)]  # by order
         self._parked: list[Slot] = []  # whole segments without pages, which `mapped` does not count
         self._lock = threading.Lock()
-        self._generations = itertools.count(1, 2)  # odd, so never 0 when they wrap around
+        self.generations = itertools.count(1, 2)  # of slots; odd, so never 0 when they wrap around
 
     def __repr__(self) -> str:
         return f"<Arena {self.mapped} of at most {self.limit} bytes in {len(self.segments)} segments>"
@@ -57,32 +57,32 @@ class Arena:
         order = order_of(nbytes)
         slot = self.pop(order) or self._acquire_slowly(order, nbytes, grow)
         if slot is not None:
-            slot.gen = next(self._generations) & GENERATIONS
+            slot.gen = next(self.generations) & GENERATIONS
         return slot
 
     def pop(self, order: int) -> Slot | None:
         """A slot of 2**order bytes if one is free as it is."""
         try:
-            slot = self._free[order].pop()
+            slot = self.free_slots[order].pop()
         except IndexError:
             return None
-        slot.gen = next(self._generations) & GENERATIONS
+        slot.gen = next(self.generations) & GENERATIONS
         return slot
 
     def release(self, slot: Slot) -> None:
         """Takes back a slot that no worker will touch again."""
         slot.forget()
-        self._free[slot.order].append(slot)
+        self.free_slots[slot.order].append(slot)
 
     @property
     def free(self) -> int:
         """Bytes of the slots that are free now; equal to `mapped` when every slot is back."""
-        return sum(len(slots) << order for order, slots in enumerate(self._free))
+        return sum(len(slots) << order for order, slots in enumerate(self.free_slots))
 
     def close(self) -> None:
         """Forgets all memory; the mappings go with the last slot that a caller still holds."""
         with self._lock:
-            for slots in self._free:
+            for slots in self.free_slots:
                 slots.clear()
             self._parked.clear()
             for segment in self.segments:
@@ -113,25 +113,25 @@ class Arena:
 
     def _cut(self, order: int) -> Slot | None:
         """Takes the smallest free slot of at least `order` and halves it down to `order`."""
-        for larger in range(order, len(self._free)):
+        for larger in range(order, len(self.free_slots)):
             try:
-                slot = self._free[larger].pop()
+                slot = self.free_slots[larger].pop()
             except IndexError:
                 continue
             while slot.order > order:
                 half = slot.order - 1
-                self._free[half].append(self._new_slot(slot.segment, slot.number, slot.offset + (1 << half), half))
+                self.free_slots[half].append(self._new_slot(slot.segment, slot.number, slot.offset + (1 << half), half))
                 slot = self._new_slot(slot.segment, slot.number, slot.offset, half)
             return slot
         return None
 
     def _merge(self) -> None:
         """Puts free buddies together, smallest first. Other threads may pop and append meanwhile: hence one by one."""
-        for order in range(MIN_ORDER, len(self._free) - 1):
+        for order in range(MIN_ORDER, len(self.free_slots) - 1):
             taken: dict[tuple[int, int], Slot] = {}
             while True:
                 try:
-                    slot = self._free[order].pop()
+                    slot = self.free_slots[order].pop()
                 except IndexError:
                     break
                 taken[slot.number, slot.offset] = slot
@@ -140,8 +140,8 @@ class Arena:
                 if (number, offset) in taken and buddy in taken:
                     del taken[number, offset], taken[buddy]
                     start = min(offset, buddy[1])
-                    self._free[order + 1].append(self._new_slot(slot.segment, number, start, order + 1))
-            self._free[order].extend(taken.values())
+                    self.free_slots[order + 1].append(self._new_slot(slot.segment, number, start, order + 1))
+            self.free_slots[order].extend(taken.values())
 
     def _grow(self, order: int) -> bool:
         """Maps one more segment: as much again as there is, as far as the limit allows; False when it does not."""
@@ -162,12 +162,12 @@ class Arena:
             raise
         self.segments.append(segment)
         self.mapped += segment.size
-        self._free[wanted].append(self._new_slot(segment, number, 0, wanted))
+        self.free_slots[wanted].append(self._new_slot(segment, number, 0, wanted))
         return True
 
     def _park(self, order: int) -> None:
         """Parks smaller segments that are wholly free, until there is room for one of `order`."""
-        for slots in self._free[MIN_ORDER:order]:
+        for slots in self.free_slots[MIN_ORDER:order]:
             for slot in list(slots):
                 if self.mapped + (1 << order) <= self.limit:
                     return
@@ -186,7 +186,7 @@ class Arena:
             if least <= slot.order <= most:
                 self._parked.remove(slot)
                 self.mapped += slot.size
-                self._free[slot.order].append(slot)
+                self.free_slots[slot.order].append(slot)
                 return True
         return False
 

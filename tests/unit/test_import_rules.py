@@ -58,10 +58,11 @@ ALLOWED = {
     # the application's process
     "link": "board deaths errors logs machine options payload processes statistics transport",
     "ledger": "board speedups transport",
-    "room": "board errors ledger transport",
-    "client": "awake board counting deaths errors ledger room statistics transport",
+    "gate": "board counting ledger speedups transport",
+    "room": "board errors gate ledger transport",
+    "client": "awake board deaths errors ledger room statistics transport",
     "futures": "client errors transport",  # submit
-    "loops": "client errors transport",  # apredict
+    "loops": "client errors speedups transport",  # apredict
     "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process
     "host": (
         "batcher board client description errors futures link local loops machine options payload statistics transport"

@@ -1,7 +1,9 @@
 """What runs in C does what stands in Python; and all of it runs without C."""
 
+import asyncio
 import fcntl
 import importlib
+import itertools
 import os
 import shutil
 import signal
@@ -10,6 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +23,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batch_inference import counting, speedups, tensors
+from batch_inference import board, counting, loops, speedups, tensors
 from batch_inference.batcher import ConcatBatcher
+from batch_inference.gate import Gate
 from batch_inference.ledger import Ledger
 from batch_inference.transport import codec, inbox, segment
+from batch_inference.transport.arena import Arena
 from batch_inference.transport.slot import Slot
+from batch_inference.transport.wire import ERROR, FINISHED, FINISHED_OFFSET, HEADER_SIZE, OK, SENT
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = {**os.environ, "BATCH_INFERENCE_NO_EXTENSIONS": "1"}
@@ -198,24 +204,29 @@ def test_what_memory_is_read_lies_within_it() -> None:
 def test_a_ledger_is_of_slots() -> None:
     ledger = Ledger(SimpleNamespace(cells=segment.private(1 << 12).quads, row=0), min)
     for call in (ledger.assign, ledger.leave, lambda slot: ledger.enter(slot, None, None)):
-        with pytest.raises(TypeError, match="slots"):
+        with pytest.raises(TypeError, match="slot"):
             call("none")
+    for calls in (ledger.leave_all, lambda slots: ledger.assign_all(slots, 1)):
+        with pytest.raises(TypeError, match="slot"):
+            calls(["none"])
+    with pytest.raises(TypeError, match="slot"):
+        ledger.enter_all([("none", None)], None, 1)
 
 
 @pytest.mark.parametrize("ledger_type", {Ledger, speedups.in_python["Ledger"]})
 def test_a_ledger_counts_where_its_board_lies_now(ledger_type: Any) -> None:
     one, other = segment.private(1 << 12), segment.private(1 << 12)
-    board, peer, channel = SimpleNamespace(cells=one.quads, row=64), SimpleNamespace(index=3), SimpleNamespace(number=1)
-    ledger, slots = ledger_type(board, min), [Slot(one, 0, 1024 * n, 10) for n in range(2)]
+    link, peer, channel = SimpleNamespace(cells=one.quads, row=64), SimpleNamespace(index=3), SimpleNamespace(number=1)
+    ledger, slots = ledger_type(link, min), [Slot(one, 0, 1024 * n, 10) for n in range(2)]
     assert ledger.enter(slots[0], channel, None) is None and slots[0].worker is None and slots[0].deadline == 0
     ledger.ready.append(peer)
     assert ledger.enter(slots[1], channel, 2.5) is peer and slots[1].deadline == 2_500_000_000
     assert ledger.assign(slots[0]) is peer and one.quads[64 + 3] == 2
-    board.cells, board.row = other.quads, 128
+    link.cells, link.row = other.quads, 128
     ledger.leave(slots[0])
     ledger.leave(slots[0])  # once is all
     assert list(ledger.requests.values()) == [slots[1]] and one.quads[64 + 3] == 2 and other.quads[128 + 3] == 1
-    board.row = 10**6
+    link.row = 10**6
     with pytest.raises(IndexError):
         ledger.count(peer, 1)
 
@@ -226,6 +237,155 @@ def test_of_several_workers_the_one_that_was_chosen_gets_a_request() -> None:
     ledger = Ledger(SimpleNamespace(cells=memory.quads, row=0), lambda ready: ready[1])
     ledger.ready.extend(peers)
     assert ledger.assign(Slot(memory, 0, 1024, 10)) is peers[1] and memory.quads[:3].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("ledger_type", {Ledger, speedups.in_python["Ledger"]})
+def test_several_requests_are_entered_assigned_and_left_at_once(ledger_type: Any) -> None:
+    memory, turn = segment.private(1 << 14), itertools.count()
+    ledger = ledger_type(SimpleNamespace(cells=memory.quads, row=0), lambda ready: ready[next(turn) % 2])
+    one, other = Peer(0), Peer(1)
+    channel, slots = SimpleNamespace(number=5), [Slot(memory, 0, 1024 * n, 10) for n in range(1, 6)]
+
+    assert ledger.enter_all([(slot, 2.0) for slot in slots], channel, 9) == {}
+    assert list(ledger.requests.values()) == slots and all(slot.worker is None for slot in slots)
+    ledger.ready.append(one)
+    assert ledger.assign_all(slots[:2], 9) == {one: [slot.descriptor(9) for slot in slots[:2]]}
+    ledger.ready.append(other)
+    shares = ledger.enter_all([(slot, None) for slot in slots[2:]], channel, 9)
+    assert shares == {one: [slots[i].descriptor(9) for i in (2, 4)], other: [slots[3].descriptor(9)]}
+    assert [slot.deadline for slot in slots] == [2_000_000_000] * 2 + [0] * 3 and memory.quads[:2].tolist() == [4, 1]
+    ledger.leave_all([*slots[:4], slots[0]])  # once is all
+    assert list(ledger.requests.values()) == slots[4:] and memory.quads[:2].tolist() == [1, 0]
+
+
+@dataclass(frozen=True)
+class Peer:
+    index: int
+
+
+class Gates:
+    """A gate of each kind on the same arena, with a board whose cells lie in `memory`."""
+
+    def __init__(self, kind: Any) -> None:
+        class Told(kind):  # type: ignore[misc]
+            told = 0
+
+            def tell(self) -> None:
+                self.told += 1
+
+        self.memory = segment.private(board.BOARD_SIZE)
+        self.memory.quads[board.MAX_PENDING] = 100
+        self.arena = Arena(1 << 22, segment.private)
+        self.gate = Told(SimpleNamespace(cells=self.memory.quads, row=board.client_row(0)), self.arena)
+        self.gate.most, self.gate.until_count = 100, 64
+
+    def answered(self, reply: Any, gen: int, status: int = OK) -> Slot:
+        """A slot whose request has been answered."""
+        slot = self.arena.acquire(4096)
+        assert slot is not None
+        slot.gen = gen
+        slot.write(bytes(100))
+        encoded = codec.encode(reply)
+        codec.write(encoded, slot.segment.memory, slot.offset + slot.reply_at)
+        FINISHED.pack_into(
+            slot.segment.memory, slot.offset + FINISHED_OFFSET, len(encoded), time.monotonic_ns(), status, gen
+        )
+        return slot
+
+    @property
+    def timed(self) -> int:
+        start = board.client_row(0) + board.TRANSPORT
+        return sum(self.memory.quads[start : start + board.BUCKETS])
+
+
+both_gates = pytest.mark.parametrize("kind", {Gate, speedups.in_python["Gate"]})
+
+
+@both_gates
+def test_a_reply_frees_its_slot(kind: Any) -> None:
+    made = Gates(kind)
+    for gen, timed in ((1, 1), (513, 2), (515, 2)):
+        slot = made.answered(np.arange(3), gen)
+        assert made.gate.collect(slot, None).tolist() == [0, 1, 2] and made.arena.free == made.arena.mapped
+        assert made.timed == timed and made.gate.told == 0
+    slot = made.answered(1, 1, ERROR)
+    slot.abandoned = True
+    assert made.gate.collect(slot, lambda its: (its, "rare")) == (slot, "rare") and not slot.abandoned
+    slot = made.answered(1, 1, ERROR)
+    with pytest.raises(ZeroDivisionError):
+        made.gate.collect(slot, lambda _: 1 / 0)
+    assert made.arena.free == made.arena.mapped
+
+
+@both_gates
+def test_who_waits_hears_of_a_slot_that_is_free(kind: Any) -> None:
+    made = Gates(kind)
+    slot = made.answered(1, 1)
+    made.gate.admitted.update([slot.key, -1])
+    made.gate.waiting.append(object())
+    made.gate.release(slot)
+    assert made.gate.told == 1 and made.gate.admitted == {-1} and made.arena.free == made.arena.mapped
+
+
+@in_c_only
+def test_a_request_goes_into_a_free_slot_as_it_would_in_python() -> None:
+    made, array = Gates(Gate), np.arange(48, dtype=np.int16).reshape(2, 24)
+    encoded = written(codec.encode_request((array,)))  # its layout is known from here on
+    made.gate.orders[len(encoded)] = 11
+    slot = made.arena.acquire(1 << 11)
+    assert slot is not None
+    made.arena.release(slot)
+    assert made.gate.fill((array,), len(encoded)) is slot and made.gate.until_count == 63
+    memory, start = slot.segment.memory, slot.offset
+    assert memory[start + HEADER_SIZE : start + HEADER_SIZE + len(encoded)] == encoded
+    assert SENT.unpack_from(memory, start) == (slot.gen, 0, len(encoded), 0, slot.room) and slot.gen % 2 == 1
+
+
+@in_c_only
+def test_who_has_something_to_decide_does_not_just_get_a_slot() -> None:
+    made, array = Gates(Gate), np.ones((2, 24), np.int16)
+    size = len(codec.encode_request((array,)))
+    gate, orders = made.gate, made.gate.orders
+    orders[size] = 11
+    assert gate.fill((array,)) is None  # none is free
+    made.arena.release(made.arena.acquire(1 << 11))  # type: ignore[arg-type]
+    assert gate.fill((array,), size - 1) is None
+    for other in ((array, array), (array.T,), ([1],), (), (array.view(np.matrix),), (np.ones((2, 17), np.int16),)):
+        assert gate.fill(other) is None
+    gate.waiting.append(object())
+    assert gate.fill((array,)) is None
+    gate.waiting.clear()
+    made.memory.quads[board.MAX_PENDING] = 99
+    assert gate.fill((array,)) is None
+    made.memory.quads[board.MAX_PENDING] = 100
+    orders.clear()
+    assert gate.fill((array,)) is None
+    orders[size], gate.until_count = 11, 1
+    assert gate.fill((array,)) is None and gate.until_count == 1
+    gate.until_count = 2
+    assert gate.fill((array,)) is not None
+    orders[size] = 64
+    gate.until_count = 2
+    with pytest.raises(IndexError):
+        gate.fill((array,))
+
+
+@pytest.mark.parametrize("take_answered", {loops.take_answered, speedups.in_python["take_answered"]})
+def test_what_is_answered_is_taken_from_what_waits(take_answered: Any) -> None:
+    made, loop = Gates(Gate), asyncio.new_event_loop()
+    small, large, failed, cancelled = (made.answered(bytes(size), 1) for size in (10, 1000, 1000, 10))
+    unanswered = made.answered(1, 1)
+    unanswered.gen = 3
+    failed.error = ValueError()
+    waiting = {slot.key: (slot, loop.create_future()) for slot in (small, large, failed, cancelled, unanswered)}
+    waiting[cancelled.key][1].cancel()
+    entries, late = dict(waiting), object()
+    ready = take_answered(waiting, [-1, *waiting, small.key], 500, late)
+    assert ready == [entries[small.key], entries[failed.key]]
+    assert set(waiting) == {large.key, cancelled.key, unanswered.key}
+    assert waiting[large.key][1].result() is late and not waiting[unanswered.key][1].done()
+    assert take_answered(waiting, [large.key], 500, late) == []  # its task sees to it
+    loop.close()
 
 
 @pytest.fixture
