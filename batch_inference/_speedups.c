@@ -27,7 +27,9 @@
 #define BUCKETS 128     /* of a histogram: board.BUCKETS */
 #define MAX_WORKERS 64  /* board.MAX_WORKERS */
 #define MAX_PENDING 259 /* board.MAX_PENDING */
-#define TRANSPORT 64    /* board.TRANSPORT */
+#define TRANSPORT 64    /* board.TRANSPORT; these are too: */
+enum { REQUESTS = 0, BATCHES = 2, SIZE = 3, RUNNING = 144 };
+
 #define TRANSPORT_SAMPLE 15     /* gate.TRANSPORT_SAMPLE */
 #define FIRST_SAMPLES 512       /* gate.FIRST_SAMPLES */
 #define MAX_DIMS 8      /* of arrays that are known here */
@@ -58,8 +60,8 @@ _Static_assert(sizeof(Header) == HEADER_SIZE && sizeof(Descriptor) == 32, "as in
 static PyObject *transport_error;       /* errors.TransportError */
 static PyObject *deque;                 /* collections.deque */
 
-static PyObject *name_append, *name_cells, *name_channels, *name_claim, *name_done, *name_drop, *name_eventfd, *name_gone, *name_index,
-    *name_memory, *name_number, *name_popleft, *name_row, *name_segments, *name_set_result, *name_size, *name_tell;
+static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_claim, *name_done, *name_drop, *name_eventfd, *name_gone, *name_index,
+    *name_memory, *name_number, *name_popleft, *name_row, *name_runs, *name_segments, *name_set_result, *name_size, *name_tell;
 
 /* Calls a function of a Python module, which may itself import this one. */
 static PyObject *
@@ -1117,23 +1119,25 @@ typedef struct {        /* of a board, when it was last looked at */
     Py_ssize_t count;
 } Cells;
 
-/* 0, or -1 with an exception. A client's board is another one after its supervisor died. */
+/* 0, or -1 with an exception. A client's board is another one after its supervisor died. What goes with the old one may run
+   Python, and so let other threads in here: that comes last. */
 static int
 look_at(Cells *cells, PyObject *board)
 {
-    PyObject *object = PyObject_GetAttr(board, name_cells);
-    if (object == NULL)
+    Cells now = {.object = PyObject_GetAttr(board, name_cells)}, last = *cells;
+    if (now.object == NULL)
         return -1;
-    if (object == cells->object) {
-        Py_DECREF(object);
+    if (now.object == last.object) {
+        Py_DECREF(now.object);
         return 0;
     }
-    Py_XSETREF(cells->object, object);
-    if ((cells->at = (uint64_t *)address_of(object, &cells->count)) == NULL) {
-        Py_CLEAR(cells->object);
+    if ((now.at = (uint64_t *)address_of(now.object, &now.count)) == NULL) {
+        Py_DECREF(now.object);
         return -1;
     }
-    cells->count /= sizeof(uint64_t);
+    now.count /= sizeof(uint64_t);
+    *cells = now;
+    Py_XDECREF(last.object);
     return 0;
 }
 
@@ -1141,10 +1145,8 @@ look_at(Cells *cells, PyObject *board)
 static uint64_t *
 own_cell(Cells *cells, PyObject *board, Py_ssize_t index, Py_ssize_t most)
 {
-    if (look_at(cells, board) < 0)
-        return NULL;
     Py_ssize_t row = number_of(board, name_row);
-    if (PyErr_Occurred())
+    if (PyErr_Occurred() || look_at(cells, board) < 0)
         return NULL;
     if (index < 0 || index >= most || row < 0 || row + index >= cells->count) {
         PyErr_SetString(PyExc_IndexError, "there is no such cell on the board");
@@ -1823,6 +1825,15 @@ cut(PyObject *module, PyObject *args)
             goto failed;
         left--;
     }
+    if (batch != NULL && alone == Py_False && PyList_GET_SIZE(batch) == 1) {
+        PyObject *first = PyList_GET_ITEM(batch, 0), *none;
+        if (Py_IS_TYPE(first, &Incoming_type))
+            ((Incoming *)first)->header->status = RUNS_ALONE;
+        else if ((none = PyObject_CallMethodOneArg(first, name_runs, Py_True)) == NULL)
+            goto failed;
+        else
+            Py_DECREF(none);
+    }
     return Py_BuildValue("Nn", batch, size);
 failed:
     Py_XDECREF(batch);
@@ -1857,6 +1868,37 @@ add(PyObject *module, PyObject *const *args, Py_ssize_t count)
         }
         ((uint64_t *)address)[index] += number;
     }
+    Py_RETURN_NONE;
+}
+
+/* count_batch(cells, row, batch, nanoseconds): see running.py */
+static PyObject *
+count_batch(PyObject *module, PyObject *args)
+{
+    PyObject *memory, *batch;
+    Py_ssize_t row, count, answers = 0, size = 0;
+    long long nanoseconds;
+    if (!PyArg_ParseTuple(args, "OnO!L", &memory, &row, &PyList_Type, &batch, &nanoseconds))
+        return NULL;
+    uint64_t *cells = (uint64_t *)address_of(memory, &count);
+    if (cells == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(batch); i++) {
+        PyObject *request = PyList_GET_ITEM(batch, i);
+        int incoming = Py_IS_TYPE(request, &Incoming_type);
+        answers += incoming ? 1 : number_of(request, name_answers);
+        size += incoming ? ((Incoming *)request)->size : number_of(request, name_size);
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    if (row < 0 || row + RUNNING + BUCKETS > count / 8) {
+        PyErr_SetString(PyExc_IndexError, "no such cell");
+        return NULL;
+    }
+    cells[row + BATCHES] += 1;
+    cells[row + REQUESTS] += answers;
+    cells[row + SIZE] += size;
+    cells[row + RUNNING + bucket_of(nanoseconds)] += PyList_GET_SIZE(batch);
     Py_RETURN_NONE;
 }
 
@@ -2025,6 +2067,7 @@ static PyMethodDef functions[] = {
     {"cut", cut, METH_VARARGS, NULL},
     {"bucket", bucket, METH_O, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
+    {"count_batch", count_batch, METH_VARARGS, NULL},
     {"joined_columns", joined_columns, METH_O, NULL},
     {"parts", parts, METH_VARARGS, NULL},
     {"read_or_hear", read_or_hear, METH_VARARGS, NULL},
@@ -2043,9 +2086,9 @@ PyInit__speedups(void)
 {
     import_array();
     struct { PyObject **name; const char *is; } names[] = {
-        {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"}, {&name_claim, "claim"},
+        {&name_answers, "answers"}, {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"}, {&name_claim, "claim"},
         {&name_done, "done"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"}, {&name_gone, "gone"}, {&name_index, "index"},
-        {&name_memory, "memory"}, {&name_number, "number"}, {&name_popleft, "popleft"}, {&name_row, "row"},
+        {&name_memory, "memory"}, {&name_number, "number"}, {&name_popleft, "popleft"}, {&name_row, "row"}, {&name_runs, "runs"},
         {&name_segments, "segments"}, {&name_set_result, "set_result"}, {&name_size, "size"}, {&name_tell, "tell"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {

@@ -11,7 +11,6 @@ they are attempted again in parts: in halves when the memory did not suffice, wi
 
 from __future__ import annotations
 
-import operator
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from batch_inference.batcher.multi_batcher import MultiBatcher
 from batch_inference.counting import add, bucket
 from batch_inference.errors import BatcherError, ItemErrors
 from batch_inference.isolation import Failure, Hope, blame, culprits
+from batch_inference.speedups import in_c
 from batch_inference.transport import codec
 from batch_inference.transport.wire import ERROR
 from batch_inference.waiting import Request
@@ -150,7 +150,7 @@ class Runner:
                 return None
             if len(batch) == 1:
                 batch[0].runs(alone=True)
-        add(self._cells, self._row + board.BEATS, 1)
+            add(self._cells, self._row + board.BEATS, 1)
         started = time.monotonic_ns()
         failure: Failure[Request] | None = None
         try:
@@ -207,7 +207,7 @@ class Runner:
     def _unbatch(self, outputs: Any, context: Any, requests: int) -> list[Any]:
         try:
             responses = self._batcher.unbatch(outputs, context)
-            if not hasattr(responses, "__len__"):
+            if type(responses) is not list and not hasattr(responses, "__len__"):
                 raise BatcherError(
                     f"{type(self._batcher).__name__}.unbatch must return a list with one response per request, got "
                     f"{type(responses).__name__}"
@@ -250,22 +250,24 @@ class Runner:
     # --- counting: before the reply, so that its caller finds it counted ------------------------------------------
 
     def _count_batch(self, batch: Sequence[Request], nanoseconds: int, padding: tuple[int, int]) -> None:
-        cells, row = self._cells, self._row
-        add(cells, row + board.BATCHES, 1, row + board.REQUESTS, sum(map(_answers, batch)))
-        add(cells, row + board.SIZE, size_of(batch), row + board.RUNNING + bucket(nanoseconds), len(batch))
+        count_batch(self._cells, self._row, batch, nanoseconds)
         own, padded = padding
         if padded:
-            add(cells, row + board.OWN, own, row + board.PADDED, padded)
+            add(self._cells, self._row + board.OWN, own, self._row + board.PADDED, padded)
 
     def count_failed(self, requests: int, answered: int = 0) -> None:
         add(self._cells, self._row + board.FAILED, requests, self._row + board.REQUESTS, answered)
 
 
-_answers, _size = operator.attrgetter("answers"), operator.attrgetter("size")
+@in_c
+def count_batch(cells: Any, row: int, batch: Sequence[Request], nanoseconds: int) -> None:
+    """Counts a batch that ran for so long, and its requests, in the row of a worker."""
+    add(cells, row + board.BATCHES, 1, row + board.REQUESTS, sum([request.answers for request in batch]))
+    add(cells, row + board.SIZE, size_of(batch), row + board.RUNNING + bucket(nanoseconds), len(batch))
 
 
 def size_of(batch: Sequence[Request]) -> int:
-    return sum(map(_size, batch))
+    return sum([request.size for request in batch])
 
 
 def still_wanted(batch: Sequence[Request]) -> Sequence[Request]:
@@ -294,6 +296,8 @@ def forget_locals(error: BaseException) -> None:
 def collate(batcher: Batcher, requests: list[tuple[Any, ...]]) -> tuple[Any, Any]:
     """What `batcher.batch` makes of the requests."""
     made = batcher.batch(requests)
+    if type(made) is tuple and len(made) == 2:
+        return made
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise BatcherError(
             f"{type(batcher).__name__}.batch must return a pair (batched_request, context), got {type(made).__name__}"

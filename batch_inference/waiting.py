@@ -226,6 +226,8 @@ def cut(queue: deque[Request], limit: int, now: int) -> tuple[list[Request], int
             batch.append(request)
         else:
             request.drop()
+    if len(batch) == 1 and not alone:
+        batch[0].runs(alone=True)
     return batch, size
 
 
@@ -257,13 +259,11 @@ class Waiting:
         Requests that nobody waits for any more never enter it.
         """
         self._alone_last = limit == ONE
-        kind, alone = queue[0].kind, len(queue) == 1
-        batch, size = cut(queue, limit, now)
+        kind = queue[0].kind
+        made = cut(queue, limit, now)
         if not queue:
             del self.queues[kind]
-        if len(batch) == 1 and not alone:
-            batch[0].runs(alone=True)
-        return batch, size
+        return made
 
 
 def summary(queue: deque[Request], limit: int) -> Queue | None:

@@ -154,7 +154,7 @@ class Worker:
         self._turn += 1
         waited = started - batch[self._turn % requests].arrived  # one stands for all, each place in its turn
         why = board.CUT_FULL if queue or size >= limit else why
-        add(cells, row + board.WAITING + bucket(waited), requests, row + why, 1)
+        add(cells, row + board.WAITING + bucket(waited), requests, row + why, 1, row + board.BEATS, 1)
         keep_awake(LONG)
         self._runner.run(batch)
         self._inbox.flush()

@@ -82,21 +82,22 @@ class RemoteInbox:
             parked, self._parked = self._parked, b""
             self._open(parked, opened)
         if data:
-            self._open_waiting(data, opened)
+            before = len(opened)
+            unknown = open_requests(self, self._peers, data, opened)
+            if (len(opened) - before) * DESCRIPTOR.size != len(data):
+                self._park(unknown)
+                self._open_misplaced(data, opened)
         return opened
 
-    def _open_waiting(self, data: bytes, opened: list[Incoming]) -> None:
-        """Opens the requests whose descriptors were read from the pipe."""
-        size, before = DESCRIPTOR.size, len(opened)
-        self._open(data, opened)
-        if (len(opened) - before) * size != len(data):
-            # Some are early or late, or somebody wrote what is no descriptor: then those of others may lie between the
-            # places where they should.
-            places = sorted(place for client in self._peers for place in occurrences(CLIENT.pack(client), data))
-            misplaced = [data[place : place + size] for place in places if place % size and place + size <= len(data)]
-            parked, self._parked = self._parked, b""
-            self._open(b"".join(misplaced), opened)
-            self._parked = parked
+    def _open_misplaced(self, data: bytes, opened: list[Incoming]) -> None:
+        """Of what was read from the pipe, some is early or late, or somebody wrote what is no descriptor: then those of
+        others may lie between the places where they should."""
+        size = DESCRIPTOR.size
+        places = sorted(place for client in self._peers for place in occurrences(CLIENT.pack(client), data))
+        misplaced = [data[place : place + size] for place in places if place % size and place + size <= len(data)]
+        parked, self._parked = self._parked, b""
+        self._open(b"".join(misplaced), opened)
+        self._parked = parked
 
     def _wait_for_room(self, timeout: float | None) -> tuple[bytes, bool]:
         """As `read_or_hear`, or until there is room for what did not fit: with poll, which knows large numbers."""

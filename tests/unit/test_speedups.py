@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batch_inference import board, counting, loops, speedups, tensors
+from batch_inference import board, counting, loops, running, speedups, tensors
 from batch_inference.batcher import ConcatBatcher
 from batch_inference.gate import Gate
 from batch_inference.ledger import Ledger
@@ -176,6 +176,19 @@ def test_cells_are_added_to_and_none_beyond_them() -> None:
         counting.add(cells, 8, 1)
 
 
+@pytest.mark.parametrize("count_batch", {running.count_batch, speedups.in_python["count_batch"]})
+def test_a_batch_is_counted(count_batch: Any) -> None:
+    cells, row = segment.private(board.BOARD_SIZE).quads, board.worker_row(1)
+    batch = [SimpleNamespace(answers=answers, size=size) for answers, size in ((1, 3), (1, 2), (0, 7))]
+    count_batch(cells, row, batch, 5_000_000)
+    count_batch(cells, row, batch[:1], 5_000_000)
+    counted = {index - row: cells[index] for index in range(len(cells)) if cells[index]}
+    running_time = board.RUNNING + counting.bucket(5_000_000)
+    assert counted == {board.REQUESTS: 3, board.BATCHES: 2, board.SIZE: 15, running_time: 4}
+    with pytest.raises(IndexError):
+        count_batch(cells, len(cells), batch, 1)
+
+
 def test_a_slot_takes_no_request_that_is_too_large_for_it() -> None:
     memory = segment.private(1 << 12)
     slot = Slot(memory, 0, 1024, 10)
@@ -276,7 +289,8 @@ class Gates:
         self.memory = segment.private(board.BOARD_SIZE)
         self.memory.quads[board.MAX_PENDING] = 100
         self.arena = Arena(1 << 22, segment.private)
-        self.gate = Told(SimpleNamespace(cells=self.memory.quads, row=board.client_row(0)), self.arena)
+        self.link = SimpleNamespace(cells=self.memory.quads, row=board.client_row(0))
+        self.gate = Told(self.link, self.arena)
         self.gate.most, self.gate.until_count = 100, 64
 
     def answered(self, reply: Any, gen: int, status: int = OK) -> Slot:
@@ -368,6 +382,25 @@ def test_who_has_something_to_decide_does_not_just_get_a_slot() -> None:
     gate.until_count = 2
     with pytest.raises(IndexError):
         gate.fill((array,))
+
+
+@in_c_only
+def test_what_runs_when_a_board_goes_finds_the_new_one() -> None:
+    made, array, filled = Gates(Gate), np.ones((2, 24), np.int16), []
+    made.gate.orders[len(codec.encode_request((array,)))] = 11
+    for slot in [made.arena.acquire(1 << 11) for _ in range(3)]:
+        made.arena.release(slot)  # type: ignore[arg-type]
+
+    class Board(bytearray):
+        def __del__(self) -> None:
+            filled.append(made.gate.fill((array,)))
+
+    made.link.cells = memoryview(Board(made.memory.memory[:])).cast("Q")
+    assert made.gate.fill((array,)) is not None
+    made.memory.quads[board.MAX_PENDING] = 99
+    made.link.cells = made.memory.quads  # the old one goes when the gate looks at this one
+    assert made.gate.fill((array,)) is None
+    assert filled == [None]
 
 
 @pytest.mark.parametrize("take_answered", {loops.take_answered, speedups.in_python["take_answered"]})
