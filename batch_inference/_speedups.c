@@ -335,13 +335,12 @@ typedef struct {
 static Known layouts[REMEMBERED];
 static int layout_count, layout_next, layout_latest;
 
-/* 0, or -1 with an exception. `layout` has head, size, and only: (dtype, shape, at, in_tuple) of its only array or None. */
-static int
+/* NULL with an exception. `layout` has head, size, and only: (dtype, shape, at, in_tuple) of its only array or None. */
+static Known *
 learn_layout(PyObject *layout)
 {
-    Known new = {0};
+    Known new = {0}, *result = NULL;
     PyObject *size = NULL, *only = NULL, *shape;
-    int result = -1;
     if ((new.head = PyObject_GetAttrString(layout, "head")) == NULL ||
         (size = PyObject_GetAttrString(layout, "size")) == NULL ||
         (only = PyObject_GetAttrString(layout, "only")) == NULL)
@@ -365,21 +364,20 @@ learn_layout(PyObject *layout)
     }
     if (PyErr_Occurred())
         goto end;
-    Known *old = &layouts[layout_next];
+    result = &layouts[layout_next];
     if (layout_count < REMEMBERED)
         layout_count++;
     layout_latest = layout_next;
     layout_next = (layout_next + 1) % REMEMBERED;
-    Known last = *old;
+    Known last = *result;
     Py_INCREF(layout);
     Py_XINCREF(new.descr);
     Py_INCREF(new.head);
     new.layout = layout;
-    *old = new;
+    *result = new;
     Py_XDECREF(last.layout);
     Py_XDECREF(last.head);
     Py_XDECREF(last.descr);
-    result = 0;
 end:
     Py_XDECREF(new.head);
     Py_XDECREF(size);
@@ -408,9 +406,9 @@ layout_of(const char *address, PyObject *memory, Py_ssize_t offset, Py_ssize_t l
     PyObject *layout = call(CODEC, "layout_at", "(Onn)", memory, offset, length);
     if (layout == NULL)
         return NULL;
-    int failed = layout == Py_None || learn_layout(layout) < 0;
+    Known *known = layout == Py_None ? NULL : learn_layout(layout);
     Py_DECREF(layout);
-    return failed ? NULL : &layouts[layout_latest];
+    return known;
 }
 
 static PyObject *

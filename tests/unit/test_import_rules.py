@@ -50,7 +50,7 @@ ALLOWED = {
     # the worker process
     "waiting": "batcher errors policy speedups transport",
     "ahead": "batcher buffers tensors waiting",
-    "running": "ahead batcher board counting errors isolation tensors transport waiting",
+    "running": "ahead batcher board counting errors isolation speedups tensors transport waiting",
     "worker": (
         "awake batcher board buffers counting errors logs machine options payload policy processes running tensors "
         "transport waiting"
