@@ -22,7 +22,7 @@
 #define USELESS 8               /* looks in a row at which nobody had waited for a PAUSE, until they become rarer, */
 #define LONGEST_PAUSE 4000000   /* up to so many ns apart */
 #define LONGEST_REST 320000000  /* ns between attempts while waits do not end within KEEP_AWAKE_LONG */
-#define STEADY 50               /* looks at which calls came from the same core, until the thread moves there */
+#define STEADY 50               /* looks, some 8 ms, after which calls from the same core, or waits that end, are the rule */
 #define STACK (256 << 10)       /* bytes, of which thread-local variables of large libraries take their part */
 
 enum { NONE, RUNS, SLEEPS };    /* the thread */
@@ -75,7 +75,7 @@ follow(void)
 static void *
 tick(void *ignored)
 {
-    int useless = 0;
+    int useless = 0, steady = 0;
     int64_t pause = PAUSE, rest = PAUSE;
     struct sched_param none = {0};
     sched_setscheduler(0, SCHED_IDLE, &none);
@@ -85,6 +85,8 @@ tick(void *ignored)
         int64_t now = monotonic_ns(), begin = atomic_load(&called), end = atomic_load(&until);
         if (now < end) {
             follow();
+            if (++steady >= STEADY)
+                rest = PAUSE;
             if (now - begin >= PAUSE) {
                 useless = 0;
                 pause = PAUSE;
@@ -98,12 +100,12 @@ tick(void *ignored)
             pause_for(pause);
         }
         else if (end - begin >= KEEP_AWAKE_LONG) {
+            steady = 0;
             rest = doubled(rest, LONGEST_REST);
             pause_for(rest);
             atomic_compare_exchange_strong(&until, &end, 0);
         }
         else {
-            rest = end == 0 ? rest : PAUSE;
             atomic_store(&state, SLEEPS);
             while (atomic_load(&state) == SLEEPS)
                 syscall(SYS_futex, &state, FUTEX_WAIT_PRIVATE, SLEEPS, NULL, NULL, 0);
