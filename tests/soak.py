@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import json
 import os
 import random
@@ -225,6 +226,7 @@ class Application:
 
 
 def run_application(name: str, workers: int, first: int) -> None:
+    faulthandler.enable()
     with make_host(name, workers) as host:
         print("ready", flush=True)
         application = Application(host, first)
@@ -235,6 +237,7 @@ def run_application(name: str, workers: int, first: int) -> None:
         application.finish()
         print(json.dumps({"counts": application.counts, "notes": application.notes[:5]}), flush=True)
         if application.counts["hung"]:
+            faulthandler.dump_traceback()
             os._exit(1)
 
 
@@ -280,8 +283,10 @@ class Soak:
                 output, _ = application.communicate("finish\n", timeout=3 * HUNG)
                 report = json.loads(output.splitlines()[-1])
             except (subprocess.TimeoutExpired, ValueError, IndexError, BrokenPipeError):
-                application.kill()
-                self.counts["hung" if application.returncode is None else "failed to start"] += 1
+                hangs = application.poll() is None
+                if hangs:
+                    application.send_signal(signal.SIGABRT)  # its faulthandler says where
+                self.counts["hung" if hangs else "failed to start"] += 1
                 continue
             for line in output.splitlines()[:-1]:
                 if line != "ready":
