@@ -31,7 +31,7 @@ static atomic_int state;
 static _Atomic int64_t called, until;   /* CLOCK_MONOTONIC in ns: the last call, and the end of what it asked for */
 static atomic_int core;                 /* where it came from */
 
-static int64_t
+int64_t
 monotonic_ns(void)
 {
     struct timespec now;

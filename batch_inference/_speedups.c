@@ -60,8 +60,9 @@ _Static_assert(sizeof(Header) == HEADER_SIZE && sizeof(Descriptor) == 32, "as in
 static PyObject *transport_error;       /* errors.TransportError */
 static PyObject *deque;                 /* collections.deque */
 
-static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_claim, *name_done, *name_drop, *name_eventfd, *name_gone, *name_index,
-    *name_memory, *name_number, *name_popleft, *name_row, *name_runs, *name_segments, *name_set_result, *name_size, *name_tell;
+static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_claim, *name_done, *name_drop, *name_eventfd,
+    *name_gone, *name_index, *name_memory, *name_number, *name_popleft, *name_row, *name_runs, *name_segments,
+    *name_set_result, *name_size, *name_tell;
 
 /* Calls a function of a Python module, which may itself import this one. */
 static PyObject *
@@ -83,14 +84,6 @@ call(const char *module, const char *function, const char *format, ...)
 #define CODEC "batch_inference.transport.codec"
 
 static Py_ssize_t align(Py_ssize_t n) { return (n + UNIT - 1) & -UNIT; }
-
-static int64_t
-monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 static void
 copy(char *to, const char *from, Py_ssize_t size)
@@ -2084,10 +2077,11 @@ PyInit__speedups(void)
 {
     import_array();
     struct { PyObject **name; const char *is; } names[] = {
-        {&name_answers, "answers"}, {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"}, {&name_claim, "claim"},
-        {&name_done, "done"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"}, {&name_gone, "gone"}, {&name_index, "index"},
-        {&name_memory, "memory"}, {&name_number, "number"}, {&name_popleft, "popleft"}, {&name_row, "row"}, {&name_runs, "runs"},
-        {&name_segments, "segments"}, {&name_set_result, "set_result"}, {&name_size, "size"}, {&name_tell, "tell"},
+        {&name_answers, "answers"}, {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"},
+        {&name_claim, "claim"}, {&name_done, "done"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"},
+        {&name_gone, "gone"}, {&name_index, "index"}, {&name_memory, "memory"}, {&name_number, "number"},
+        {&name_popleft, "popleft"}, {&name_row, "row"}, {&name_runs, "runs"}, {&name_segments, "segments"},
+        {&name_set_result, "set_result"}, {&name_size, "size"}, {&name_tell, "tell"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         if ((*names[i].name = PyUnicode_InternFromString(names[i].is)) == NULL)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,27 +36,31 @@ COPIES = 4
 """Copies a large request cannot do without: into the slot, the batch, the reply slot, the answer."""
 
 _ECHO = "import os,sys;r,w=map(int,sys.argv[1:])\nwhile b:=os.read(r,8):os.write(w,b)"
-
-
 _STAMP = """
 import os, sys, time
 from batch_inference.awake import LONG, keep_awake
-read, write, kept = map(int, sys.argv[1:])
-while os.write(write, time.monotonic_ns().to_bytes(8, "little")):
-    if kept:
-        keep_awake(LONG)
-    if not os.read(read, 8):
-        break
+read, write = map(int, sys.argv[-2:])
+ns = LONG if "kept" in sys.argv else 0
+keep_awake(ns)
+while os.read(read, 8):
+    os.write(write, time.monotonic_ns().to_bytes(8, "little"))
+    keep_awake(ns)
 """
+
+
+Piped = TypeVar("Piped", bound="Pipe")
 
 
 class Pipe:
     """A child process that sends back each 8 bytes it reads."""
 
-    def __enter__(self) -> Pipe:
+    def __init__(self, *command: str) -> None:
+        self._command = command or ("-S", "-c", _ECHO)
+
+    def __enter__(self: Piped) -> Piped:
         far_read, self._write = os.pipe()
         self._read, far_write = os.pipe()
-        command = (sys.executable, "-S", "-c", _ECHO, str(far_read), str(far_write))
+        command = (sys.executable, *self._command, str(far_read), str(far_write))
         self._child = subprocess.Popen(command, pass_fds=(far_read, far_write))
         os.close(far_read)
         os.close(far_write)
@@ -69,9 +73,9 @@ class Pipe:
         self._child.wait()
         os.close(self._read)
 
-    def round_trip(self) -> None:
+    def round_trip(self) -> bytes:
         os.write(self._write, b"12345678")
-        os.read(self._read, 8)
+        return os.read(self._read, 8)
 
     def times(self, window: float, core: int) -> list[float]:
         """Seconds of each round trip with the child on `core`; where this process runs is its own affair."""
@@ -87,23 +91,11 @@ class Pipe:
         return times
 
 
-class Sleeper:
+class Sleeper(Pipe):
     """A child process that says at which time it has woken up, with the core kept awake meanwhile or not."""
 
-    def __init__(self, core: int, kept: bool) -> None:
-        far_read, self._write = os.pipe()
-        self._read, far_write = os.pipe()
-        command = (sys.executable, "-c", _STAMP, str(far_read), str(far_write), str(int(kept)))
-        self._child = subprocess.Popen(command, pass_fds=(far_read, far_write))
-        os.close(far_read)
-        os.close(far_write)
-        os.read(self._read, 8)
-        pin(self._child.pid, {core})
-
-    def close(self) -> None:
-        os.close(self._write)
-        self._child.wait()
-        os.close(self._read)
+    def __init__(self, *, kept: bool) -> None:
+        super().__init__("-c", _STAMP, "kept" if kept else "")
 
     def lateness(self, seconds: float, window: float) -> float:
         """Median seconds until it runs, when it has waited for `seconds` while this process computed."""
@@ -114,8 +106,7 @@ class Sleeper:
             while time.perf_counter() < until:
                 pass
             before = time.monotonic_ns()
-            os.write(self._write, b"12345678")
-            times.append((int.from_bytes(os.read(self._read, 8), "little") - before) / 1e9)
+            times.append((int.from_bytes(self.round_trip(), "little") - before) / 1e9)
         return statistics.median(times)
 
 
@@ -274,8 +265,12 @@ def run(options: Options) -> list[Row]:
     slept: list[Sample] = []
     woken: list[Sample] = []
     kept: list[Sample] = []
-    sleepers = [Sleeper(far, kept=False), Sleeper(far, kept=True)]
-    with Pipe() as pipe, pinned({os.getpid(): near, pipe.pid: far}):
+    with (
+        Pipe() as pipe,
+        Sleeper(kept=False) as asleep,
+        Sleeper(kept=True) as awake,
+        pinned({os.getpid(): near, pipe.pid: far, asleep.pid: far, awake.pid: far}),
+    ):
         for number in range(options.rounds):
             log(f"floors: round {number + 1} of {options.rounds}")
             for core, samples in ((far, across), (near, shared)):
@@ -292,11 +287,9 @@ def run(options: Options) -> list[Row]:
             hot = after(compute, 0.0, options.window / 3) * 1e6
             for wait, samples in ((compute, computed), (time.sleep, slept)):
                 samples.append(Sample(after(wait, 2e-3, options.window / 3) * 1e6, hot))
-            for sleeper, samples in zip(sleepers, (woken, kept)):
+            for sleeper, samples in ((asleep, woken), (awake, kept)):
                 soon, late = (sleeper.lateness(seconds, options.window / 3) * 1e6 for seconds in (50e-6, 2e-3))
                 samples.append(Sample(late, soon))
-    for sleeper in sleepers:
-        sleeper.close()
     return [
         judge("pipe round trip, two cores", "us", across),
         judge("pipe round trip, one core", "us", shared),
