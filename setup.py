@@ -12,8 +12,8 @@ from setuptools import Extension, setup
 
 speedups = Extension(
     "batch_inference._speedups",
-    sources=["batch_inference/_speedups.c", "batch_inference/_awake.c"],
-    depends=["batch_inference/_awake.h"],
+    sources=["batch_inference/_speedups.c", "batch_inference/_awaited.c", "batch_inference/_awake.c"],
+    depends=["batch_inference/_awaited.h", "batch_inference/_awake.h"],
     include_dirs=[numpy.get_include()],
     optional=True,
 )

@@ -19,6 +19,7 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include "_awaited.h"
 #include "_awake.h"
 
 #define UNIT 64
@@ -60,9 +61,9 @@ _Static_assert(sizeof(Header) == HEADER_SIZE && sizeof(Descriptor) == 32, "as in
 static PyObject *transport_error;       /* errors.TransportError */
 static PyObject *deque;                 /* collections.deque */
 
-static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_claim, *name_done, *name_drop, *name_eventfd,
+static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_claim, *name_drop, *name_eventfd,
     *name_gone, *name_index, *name_memory, *name_number, *name_popleft, *name_row, *name_runs, *name_segments,
-    *name_set_result, *name_size, *name_tell;
+    *name_size, *name_tell;
 
 /* Calls a function of a Python module, which may itself import this one. */
 static PyObject *
@@ -1401,7 +1402,8 @@ static PyTypeObject Ledger_type = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *waiting, *admitted, *orders, *board, *free, *generations;     /* free: the arena's lists of slots, by order */
+    PyObject *waiting, *admitted, *orders, *board, *collect_rare;
+    PyObject *free, *generations;       /* the arena's; free: lists of slots, by order */
     Cells cells;
     long long until_count, most;
 } Gate;
@@ -1409,9 +1411,9 @@ typedef struct {
 static int
 Gate_init(Gate *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"board", "arena", NULL};
-    PyObject *board, *arena, *free;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &board, &arena) ||
+    static char *names[] = {"board", "arena", "collect_rare", NULL};
+    PyObject *board, *arena, *collect_rare, *free;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &board, &arena, &collect_rare) ||
         (free = PyObject_GetAttrString(arena, "free_slots")) == NULL)
         return -1;
     if (!PyList_CheckExact(free)) {
@@ -1421,6 +1423,7 @@ Gate_init(Gate *self, PyObject *args, PyObject *kwargs)
     }
     Py_XSETREF(self->free, free);
     Py_XSETREF(self->generations, PyObject_GetAttrString(arena, "generations"));
+    Py_XSETREF(self->collect_rare, Py_NewRef(collect_rare));
     Py_XSETREF(self->board, Py_NewRef(board));
     Py_XSETREF(self->waiting, PyObject_CallNoArgs(deque));
     Py_XSETREF(self->admitted, PySet_New(NULL));
@@ -1435,6 +1438,7 @@ Gate_traverse(Gate *self, visitproc visit, void *arg)
     Py_VISIT(self->admitted);
     Py_VISIT(self->orders);
     Py_VISIT(self->board);
+    Py_VISIT(self->collect_rare);
     Py_VISIT(self->free);
     Py_VISIT(self->generations);
     Py_VISIT(self->cells.object);
@@ -1448,6 +1452,7 @@ Gate_clear(Gate *self)
     Py_CLEAR(self->admitted);
     Py_CLEAR(self->orders);
     Py_CLEAR(self->board);
+    Py_CLEAR(self->collect_rare);
     Py_CLEAR(self->free);
     Py_CLEAR(self->generations);
     Py_CLEAR(self->cells.object);
@@ -1575,19 +1580,16 @@ time_reply(Gate *self, Slot *slot)
 }
 
 static PyObject *
-Gate_collect(Gate *self, PyObject *const *args, Py_ssize_t nargs)
+Gate_collect(Gate *self, PyObject *argument)
 {
-    Slot *slot = nargs == 2 ? checked_slot(args[0]) : NULL;
-    if (slot == NULL) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "collect takes a slot and a function");
+    Slot *slot = checked_slot(argument);
+    if (slot == NULL)
         return NULL;
-    }
     int timed = (slot->gen & TRANSPORT_SAMPLE) == 1 || slot->gen < FIRST_SAMPLES;
-    PyObject *reply = timed && time_reply(self, slot) < 0 ? NULL : Slot_reply(slot, args[1]);
+    PyObject *reply = timed && time_reply(self, slot) < 0 ? NULL : Slot_reply(slot, self->collect_rare);
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    PyObject *released = Gate_release(self, args[0]);
+    PyObject *released = Gate_release(self, argument);
     if (released == NULL)
         Py_CLEAR(reply);
     if (type != NULL)
@@ -1607,7 +1609,7 @@ static PyMemberDef Gate_members[] = {
 
 static PyMethodDef Gate_methods[] = {
     {"fill", (PyCFunction)(void (*)(void))Gate_fill, METH_FASTCALL, NULL},
-    {"collect", (PyCFunction)(void (*)(void))Gate_collect, METH_FASTCALL, NULL},
+    {"collect", (PyCFunction)Gate_collect, METH_O, NULL},
     {"release", (PyCFunction)Gate_release, METH_O, NULL},
     {NULL},
 };
@@ -1629,27 +1631,21 @@ static PyTypeObject Gate_type = {
 
 /* --- event loops: see loops.py ------------------------------------------------------------------------------------- */
 
-/* Of an entry of `waiting`, a slot and its future: 1 if its reply is to be collected, 0 if not; -1 with an exception. */
+/* Of an Awaited: 1 if its reply is to be collected, 0 if not; -1 with an exception. */
 static int
-is_answered(PyObject *entry, unsigned long long most, PyObject *large)
+is_answered(PyObject *argument, unsigned long long most, PyObject *large)
 {
-    PyObject *slot, *future, *done;
-    if (!PyArg_ParseTuple(entry, "OO", &slot, &future) || checked_slot(slot) == NULL)
+    if (!Py_IS_TYPE(argument, &Awaited_type)) {
+        PyErr_Format(PyExc_TypeError, "what waits is an Awaited, not a %s", Py_TYPE(argument)->tp_name);
         return -1;
-    if (!is_done((Slot *)slot))
+    }
+    Awaited *awaited = (Awaited *)argument;
+    Slot *slot = checked_slot(awaited->slot);
+    if (slot == NULL)
+        return -1;
+    if (awaited->settled || !is_done(slot))
         return 0;
-    if ((done = PyObject_CallMethodNoArgs(future, name_done)) == NULL)
-        return -1;
-    int given_up = PyObject_IsTrue(done);
-    Py_DECREF(done);
-    if (given_up != 0)
-        return given_up < 0 ? -1 : 0;
-    if (replies_within((Slot *)slot, most))
-        return 1;
-    if ((done = PyObject_CallMethodOneArg(future, name_set_result, large)) == NULL)
-        return -1;
-    Py_DECREF(done);
-    return 0;
+    return replies_within(slot, most) ? 1 : Awaited_finish(awaited, large, NULL);
 }
 
 static PyObject *
@@ -1661,11 +1657,11 @@ take_answered(PyObject *module, PyObject *args)
         (ready = PyList_New(0)) == NULL)
         return NULL;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys); i++) {
-        PyObject *key = PyList_GET_ITEM(keys, i), *entry = Py_XNewRef(PyDict_GetItemWithError(waiting, key));
-        int answered = entry == NULL ? (PyErr_Occurred() ? -1 : 0) : is_answered(entry, most, large);
-        if (answered > 0 && (PyDict_DelItem(waiting, key) < 0 || PyList_Append(ready, entry) < 0))
+        PyObject *key = PyList_GET_ITEM(keys, i), *awaited = Py_XNewRef(PyDict_GetItemWithError(waiting, key));
+        int answered = awaited == NULL ? (PyErr_Occurred() ? -1 : 0) : is_answered(awaited, most, large);
+        if (answered > 0 && (PyDict_DelItem(waiting, key) < 0 || PyList_Append(ready, awaited) < 0))
             answered = -1;
-        Py_XDECREF(entry);
+        Py_XDECREF(awaited);
         if (answered < 0) {
             Py_DECREF(ready);
             return NULL;
@@ -2078,10 +2074,10 @@ PyInit__speedups(void)
     import_array();
     struct { PyObject **name; const char *is; } names[] = {
         {&name_answers, "answers"}, {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"},
-        {&name_claim, "claim"}, {&name_done, "done"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"},
+        {&name_claim, "claim"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"},
         {&name_gone, "gone"}, {&name_index, "index"}, {&name_memory, "memory"}, {&name_number, "number"},
         {&name_popleft, "popleft"}, {&name_row, "row"}, {&name_runs, "runs"}, {&name_segments, "segments"},
-        {&name_set_result, "set_result"}, {&name_size, "size"}, {&name_tell, "tell"},
+        {&name_size, "size"}, {&name_tell, "tell"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         if ((*names[i].name = PyUnicode_InternFromString(names[i].is)) == NULL)
@@ -2096,7 +2092,7 @@ PyInit__speedups(void)
     Py_DECREF(errors);
     Py_DECREF(collections);
     if (PyType_Ready(&Large_type) < 0 || PyType_Ready(&Slot_type) < 0 || PyType_Ready(&Incoming_type) < 0 ||
-        PyType_Ready(&Ledger_type) < 0 || PyType_Ready(&Gate_type) < 0)
+        PyType_Ready(&Ledger_type) < 0 || PyType_Ready(&Gate_type) < 0 || prepare_awaited() < 0)
         return NULL;
     if (prepare_to_keep_awake() != 0)
         return PyErr_NoMemory();
@@ -2110,7 +2106,8 @@ PyInit__speedups(void)
     if (PyModule_AddObjectRef(module, "Slot", (PyObject *)&Slot_type) < 0 ||
         PyModule_AddObjectRef(module, "Incoming", (PyObject *)&Incoming_type) < 0 ||
         PyModule_AddObjectRef(module, "Ledger", (PyObject *)&Ledger_type) < 0 ||
-        PyModule_AddObjectRef(module, "Gate", (PyObject *)&Gate_type) < 0)
+        PyModule_AddObjectRef(module, "Gate", (PyObject *)&Gate_type) < 0 ||
+        PyModule_AddObjectRef(module, "Awaited", (PyObject *)&Awaited_type) < 0)
         return NULL;
     return module;
 }

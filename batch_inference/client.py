@@ -86,7 +86,14 @@ class Client:
             self._ledger = Ledger(self.link, self._least_loaded)
             self._outstanding, self._ready = self._ledger.requests, self._ledger.ready
             self.room = Room(
-                self.arena, self.link, self._outstanding, self._changed, self._check_open, self.sweep, self._abandoned
+                self.arena,
+                self.link,
+                self._outstanding,
+                self._changed,
+                self._check_open,
+                self.sweep,
+                self._abandoned,
+                self._collect_rare,
             )
 
     # --- predict --------------------------------------------------------------------------------------------------
@@ -94,7 +101,9 @@ class Client:
     def predict(self, args: tuple[Any, ...], timeout: float | None, block: bool) -> Any:
         """Sends one request and waits for its reply. RequestTimeoutError after `timeout` seconds (None: no limit)."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        slot = self.fill(args, deadline) if block else self.fill_without_waiting(args)
+        slot = self.room.fill(args)
+        if slot is None:
+            slot = self.fill(args, deadline) if block else self.fill_without_waiting(args)
         channel = None
         try:
             try:
@@ -131,18 +140,12 @@ class Client:
     def fill(self, args: tuple[Any, ...], deadline: float | None, unwanted: threading.Event | None = None) -> Slot:
         """A slot with the encoded request in it; waits for room until `deadline` (CLOCK_MONOTONIC), or until it is
         `unwanted` and `room.tell` was called."""
-        filled = self.room.fill(args)
-        if filled is not None:
-            return filled
         encoded = codec.encode_request(args)
         slot = self.room.slot(len(encoded)) or self.room.wait_for_slot(len(encoded), deadline, unwanted)
         return self._write(slot, encoded)
 
     def fill_at_once(self, args: tuple[Any, ...], most: int) -> Slot | None:
         """The same without waiting, growing or copying more than `most` bytes; None when it would take that."""
-        filled = self.room.fill(args, most)
-        if filled is not None:
-            return filled
         encoded = codec.encode_request(args)
         if len(encoded) > most:
             return None
@@ -152,9 +155,6 @@ class Client:
     def fill_without_waiting(self, args: tuple[Any, ...]) -> Slot:
         """The same without waiting for anybody: OverloadedError when there is no room."""
         self.sweep()
-        filled = self.room.fill(args)
-        if filled is not None:
-            return filled
         encoded = codec.encode_request(args)
         slot = self.room.slot(len(encoded))
         if slot is None:
@@ -201,21 +201,17 @@ class Client:
             self._ledger.leave(slot)
         if not self._outstanding:
             keep_awake(0)
-        return self.collect_left(slot)
+        return self.room.collect(slot)
 
     def leave_all(self, slots: Iterable[Slot]) -> None:
-        """Requests that are done are not outstanding any more; `collect_left` gives their replies."""
+        """Requests that are done are not outstanding any more; `room.collect` gives their replies."""
         with self._lock:
             self._ledger.leave_all(slots)
         if not self._outstanding:
             keep_awake(0)
 
-    def collect_left(self, slot: Slot) -> Any:
-        """`collect` after `leave_all`."""
-        return self.room.collect(slot, self._collect_rare)
-
     def _collect_rare(self, slot: Slot) -> Any:
-        """The same for all but a result in the slot itself."""
+        """What `room.collect` gives for all but a result in the slot itself."""
         if slot.error is not None:
             raise slot.error
         if slot.elsewhere is None:

@@ -75,7 +75,9 @@ class Futures:
     def submit(self, args: tuple[Any, ...], timeout: float | None) -> Future[Any]:
         """Sends a request; OverloadedError when there is no memory for it now. Never blocks."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        slot = self._client.fill_without_waiting(args)
+        slot = self._client.room.fill(args)
+        if slot is None:
+            slot = self._client.fill_without_waiting(args)
         future = Submitted(self._weak, slot.key)
         earliest = False
         with self._lock:

@@ -22,7 +22,7 @@ TRANSPORT_SAMPLE, FIRST_SAMPLES = 15, 512  # of the generations, which are odd, 
 class Gate:
     """Takes slots from an arena and gives them back. What it knows is for `Room`, a subclass, which decides."""
 
-    def __init__(self, board: Board, arena: Arena) -> None:
+    def __init__(self, board: Board, arena: Arena, collect_rare: Callable[[Slot], Any]) -> None:
         self.waiting: deque[object] = deque()  # for room, in order of arrival
         self.admitted: set[int] = set()  # keys of slots given to those who waited, until they are outstanding
         self.orders: dict[int, int] = {}  # of slots, by the encoded request's size
@@ -30,18 +30,20 @@ class Gate:
         self.most = 0  # unless max_pending is another than it was then
         self._board = board
         self._arena = arena
+        self._collect_rare = collect_rare
 
     def fill(self, args: tuple[Any, ...], most: int | None = None) -> Slot | None:
         """A slot with the request in it, if one is free and all it takes is to copy at most `most` bytes; None if there
         is more to do, or to decide. In Python nothing is quicker than to decide."""
         return None
 
-    def collect(self, slot: Slot, rare: Callable[[Slot], Any]) -> Any:
-        """The reply to a request that is done, if it is a result in the slot, else what `rare` says; frees the slot."""
+    def collect(self, slot: Slot) -> Any:
+        """The reply to a request that is done and not outstanding any more, if it is a result in the slot, else what
+        `collect_rare` says; frees the slot."""
         try:
             if slot.gen & TRANSPORT_SAMPLE == 1 or slot.gen < FIRST_SAMPLES:
                 self._time_reply(slot)
-            return slot.reply(rare)
+            return slot.reply(self._collect_rare)
         finally:
             self.release(slot)
 

@@ -261,7 +261,7 @@ class ModelHost:
         client = self._client
         if client is None:
             client = self._join_again()
-        return client.predict(args, self._timeout(timeout), block)
+        return client.predict(args, self._options.timeout if timeout is _UNSET else _limit(timeout), block)
 
     def submit(self, *args: Any, timeout: float | None = _UNSET, **named: NoReturn) -> Future[Any]:
         """Sends one request; the future holds its result or its error. Never blocks.
@@ -280,7 +280,7 @@ class ModelHost:
             if self._client is None:
                 self._join_again()
             futures = self._make_futures()
-        return futures.submit(args, self._timeout(timeout))
+        return futures.submit(args, self._options.timeout if timeout is _UNSET else _limit(timeout))
 
     async def apredict(self, *args: Any, timeout: float | None = _UNSET, block: bool = True, **named: NoReturn) -> Any:
         """`predict` for asyncio: any number of tasks, in any number of event loops. Never blocks the loop."""
@@ -295,16 +295,8 @@ class ModelHost:
                     await asyncio.to_thread(self._join_again)
                 self._join_again()
             loops = self._make_loops()
-        return await loops.side().predict(args, self._timeout(timeout), block)
-
-    def _timeout(self, timeout: float | None) -> float | None:
-        if timeout is _UNSET:
-            return self._options.timeout
-        if timeout is not None:
-            check_seconds("timeout", timeout)
-            if timeout > LONGEST:
-                return None
-        return timeout
+        timeout = self._options.timeout if timeout is _UNSET else _limit(timeout)
+        return await loops.side().predict(args, timeout, block)
 
     def configure(
         self, *, max_batch_size: int | None = None, max_delay: float | None = _UNSET, max_pending: int | None = None
@@ -566,6 +558,14 @@ class ModelHost:
             if self._loops is None:
                 self._loops = self._parts["loops"] = Loops(self._client)
             return self._loops
+
+
+def _limit(timeout: float | None) -> float | None:
+    """A caller's `timeout`, which is checked; None when it is as good as none."""
+    if timeout is None:
+        return None
+    check_seconds("timeout", timeout)
+    return timeout if timeout <= LONGEST else None
 
 
 def by_position(method: str, named: dict[str, Any]) -> TypeError:

@@ -1,8 +1,9 @@
 """One event loop's side of a client: `apredict`.
 
 Requests of one turn of the loop leave in few writes: half of what waits as soon as it is there, so that worker and loop
-have something to do at the same time. The replies of one batch come back in one read. Nothing here blocks the loop:
-what would (copying a large tensor, mapping more memory, waiting for memory) is done in a helper thread.
+have something to do at the same time. The replies of one batch come back in one read, and their tasks go on within it:
+what they send leaves with the last of them. Nothing here blocks the loop: what would (copying a large tensor, mapping
+more memory, waiting for memory) is done in a helper thread.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import get_ident
 from typing import Any
 
+from batch_inference.awaited import Awaited, for_future
 from batch_inference.client import Client
 from batch_inference.errors import BatchInferenceError, HostClosedError, RequestTimeoutError
 from batch_inference.speedups import in_c
@@ -37,8 +41,10 @@ class Loops:
 
     def side(self) -> LoopSide:
         """That of the running loop."""
-        loop = asyncio.get_running_loop()
         side = self._latest
+        if side is not None and side.resuming == get_ident():
+            return side  # without the system call that get_running_loop makes before Python 3.12
+        loop = asyncio.get_running_loop()
         if side is None or side.loop is not loop:
             side = self._sides.get(id(loop))
             if side is None or side.loop is not loop:
@@ -73,10 +79,12 @@ class LoopSide:
     ) -> None:
         self.loop = loop
         self._client = client
+        self._room = client.room
         self._fillers = fillers
         self._collectors = collectors
-        self._waiting: dict[int, tuple[Slot, asyncio.Future[Any]]] = {}
+        self._waiting: dict[int, Awaited] = {}
         self._outbox: list[tuple[Slot, float | None]] = []  # what was filled and is to be sent, with its deadline
+        self.resuming = 0  # or the thread in which tasks go on: what they send leaves with the last of them
         self.channel = client.link.new_loop_channel(loop, self._answered)
 
     @property
@@ -94,7 +102,7 @@ class LoopSide:
     def abandon(self) -> None:
         """After the loop was closed: nobody waits in it, though tasks may have been left in the middle of a request."""
         for key in list(self._waiting):
-            self._client.abandon(self._waiting.pop(key)[0])
+            self._client.abandon(self._waiting.pop(key).slot)
         self._client.link.retire(self.channel, self.loop)
 
     def _close(self) -> None:
@@ -104,34 +112,30 @@ class LoopSide:
 
     async def predict(self, args: tuple[Any, ...], timeout: float | None, block: bool) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
-        slot = self._client.fill_at_once(args, LARGE) if block else self._client.fill_without_waiting(args)
+        slot = self._room.fill(args, LARGE)
         if slot is None:
-            slot = await self._fill_in_helper(args, deadline)
-            self._client.room.admitted.discard(slot.key)  # it counts as unsent from here on
+            slot = await self._fill(args, deadline) if block else self._client.fill_without_waiting(args)
         loop, outbox = self.loop, self._outbox
-        done = loop.create_future()
-        self._waiting[slot.key] = slot, done
-        if not outbox:
+        done = self._waiting[slot.key] = Awaited(loop, slot)
+        if not outbox and not self.resuming:
             loop.call_soon(self._flush)
         outbox.append((slot, deadline))
         if len(outbox) >= LEAST_PIECE and 2 * len(outbox) >= len(self._waiting):
             self._flush()  # half of them: the worker takes these while the loop goes on with the others
         timer = None
         if deadline is not None:
-            timer = loop.call_later(deadline - time.monotonic(), self._expire, slot, done)
+            timer = loop.call_later(deadline - time.monotonic(), self._expire, done)
         try:
             reply = await done
         except (asyncio.CancelledError, GeneratorExit):
-            if done.done() and not done.cancelled():
-                done.exception()  # seen, as far as asyncio is concerned
-            if self._forget(slot, done):
+            if self._forget(done):
                 self._client.abandon(slot)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
         if reply is _TO_BE_COLLECTED:
-            self._forget(slot, done)
+            self._forget(done)
             return await self._collect_in_helper(slot)
         return reply
 
@@ -154,6 +158,13 @@ class LoopSide:
         except BaseException as error:
             return None, for_future(error)
 
+    async def _fill(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
+        slot = self._client.fill_at_once(args, LARGE)
+        if slot is None:
+            slot = await self._fill_in_helper(args, deadline)
+            self._room.admitted.discard(slot.key)  # it counts as unsent from here on
+        return slot
+
     async def _fill_in_helper(self, args: tuple[Any, ...], deadline: float | None) -> Slot:
         unwanted = threading.Event()
         try:
@@ -165,23 +176,23 @@ class LoopSide:
             if deadline is not None:  # all helpers may be waiting for memory, some without a limit
                 await asyncio.wait([filled], timeout=max(0.0, deadline - time.monotonic()))
                 if not filled.done():
-                    raise self._client.room.no_room()
+                    raise self._room.no_room()
             return await filled
         except (asyncio.CancelledError, GeneratorExit, RequestTimeoutError):
             filled.cancel()
             filling.add_done_callback(self._release_filled)  # it may succeed yet
             unwanted.set()  # else the helper would wait on, and the end of the process for the helper
-            self._client.room.tell()
+            self._room.tell()
             raise
 
     def _release_filled(self, filling: Future[Slot]) -> None:
         if not filling.cancelled() and filling.exception() is None:
             self._client.abandon(filling.result())
 
-    def _forget(self, slot: Slot, done: asyncio.Future[Any]) -> bool:
+    def _forget(self, done: Awaited) -> bool:
         """Removes a request from those that wait; True for the one caller who does."""
-        waiting = self._waiting.get(slot.key)
-        if waiting is None or waiting[1] is not done:
+        slot = done.slot
+        if self._waiting.get(slot.key) is not done:
             return False
         del self._waiting[slot.key]
         if self._outbox:  # it may not have been sent yet
@@ -198,54 +209,51 @@ class LoopSide:
         except BatchInferenceError as error:
             for slot, _ in outbox:
                 slot.error = error
-            self._answered([slot.key for slot, _ in outbox])
+            self.loop.call_soon(self._answered, [slot.key for slot, _ in outbox])  # this may be a task
 
     def _answered(self, keys: list[int]) -> None:
         """The slots with these keys may be done; their headers say whether they are."""
-        client = self._client
         ready = take_answered(self._waiting, keys, LARGE, _TO_BE_COLLECTED)
-        client.leave_all([slot for slot, _ in ready])
-        collect = client.collect_left
-        for slot, done in ready:
-            try:
-                done.set_result(collect(slot))
-            except Exception as error:
-                done.set_exception(for_future(error))
+        self._client.leave_all([done.slot for done in ready])
+        collect = self._room.collect
+        for done in ready:
+            done.settle(collect)
+        self._resume(iter(ready))
 
-    def _expire(self, slot: Slot, done: asyncio.Future[Any]) -> None:
-        if not done.done() and self._forget(slot, done):
-            error = self._client.timed_out(slot)
-            self._client.abandon(slot)
+    def _resume(self, ready: Iterator[Awaited]) -> None:
+        """Goes on with the tasks of requests that have their outcome, and sends what they want to send."""
+        self.resuming = get_ident()
+        try:
+            for done in ready:
+                done.resume()
+        except BaseException:  # what ends the loop, for now at least: a task called sys.exit()
+            self.loop.call_soon(self._resume, ready)
+            raise
+        finally:
+            self.resuming = 0
+            self._flush()
+
+    def _expire(self, done: Awaited) -> None:
+        if not done.done() and self._forget(done):
+            error = self._client.timed_out(done.slot)
+            self._client.abandon(done.slot)
             done.set_exception(error)
 
 
 @in_c
-def take_answered(
-    waiting: dict[int, tuple[Slot, asyncio.Future[Any]]], keys: list[int], most: int, large: object
-) -> list[tuple[Slot, asyncio.Future[Any]]]:
+def take_answered(waiting: dict[int, Awaited], keys: list[int], most: int, large: object) -> list[Awaited]:
     """Removes from `waiting`, and returns, what is answered of the slots with these keys. A reply of more than `most`
-    bytes stays, and its future's result is `large`."""
+    bytes stays, and its result is `large`."""
     ready = []
     for key in keys:
-        entry = waiting.get(key)
-        if entry is None:
-            continue
-        slot, done = entry
-        if not slot.done or done.done():  # cancelled, or collected by a helper at this moment: its task sees to it
-            continue
-        if not slot.replies_within(most):
+        done = waiting.get(key)
+        if done is None or not done.slot.done or done.done():
+            continue  # `done`: cancelled, or collected by a helper at this moment, and its task sees to it
+        if done.slot.replies_within(most):
+            ready.append(waiting.pop(key))
+        else:
             done.set_result(large)
-            continue
-        del waiting[key]
-        ready.append(entry)
     return ready
-
-
-def for_future(error: BaseException) -> BaseException:
-    """`error`, or what stands for it where a future or a coroutine cannot hold it."""
-    if isinstance(error, StopIteration):
-        return RuntimeError(f"the model raised StopIteration: {error}")
-    return error
 
 
 _TO_BE_COLLECTED = object()  # in place of a reply whose copying would hold up the loop

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sized
+from typing import Any
 
 from batch_inference import board
 from batch_inference.errors import OverloadedError, RequestTimeoutError
@@ -41,8 +42,9 @@ class Room(Gate):
         check: Callable[[], None],
         sweep: Callable[[], None],
         given_up: Sized,
+        collect_rare: Callable[[Slot], Any],
     ) -> None:
-        super().__init__(link, arena)
+        super().__init__(link, arena, collect_rare)
         self.arena = arena
         self.unsent: Callable[[], int] = lambda: 0  # how many slots event loops have filled and not sent yet
         self._link = link

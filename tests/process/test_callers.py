@@ -198,6 +198,50 @@ def test_a_loop_that_is_closed_while_requests_run_hurts_no_other(tmp_path: Path)
         all_slots_are_back(host)
 
 
+def test_a_task_that_ends_its_loop_takes_no_reply_from_the_others(shared_host: ModelHost) -> None:
+    answered: list[int] = []
+
+    async def call(number: int) -> None:
+        check(await shared_host.apredict(request(number)), number)
+        answered.append(number)
+        if len(answered) % 3 == 0:  # while others of the same batch are still to go on
+            sys.exit(number)
+
+    loop = asyncio.new_event_loop()
+    with stopped(shared_host):
+        tasks = [loop.create_task(call(number)) for number in range(8)]
+        loop.run_until_complete(asyncio.sleep(0.01))
+    for ends in (3, 6):
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(asyncio.wait(tasks))
+        assert len(answered) == ends
+    loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+    assert sorted(answered) == list(range(8))
+    assert {number for number, task in enumerate(tasks) if task.exception()} == {answered[2], answered[5]}
+    loop.close()
+    all_slots_are_back(shared_host)
+
+
+def test_a_task_that_stops_the_host_takes_no_reply_from_the_others() -> None:
+    host = ModelHost(Doubles)()
+    host.start()
+
+    async def call(number: int) -> None:
+        check(await host.apredict(request(number)), number)
+        if number == 3:
+            host.stop()
+
+    async def main() -> None:
+        with stopped(host):
+            calls = asyncio.gather(*[call(number) for number in range(9)])
+            await asyncio.sleep(0.01)
+        await calls
+        with pytest.raises(HostClosedError):
+            await host.apredict(request(1))
+
+    asyncio.run(main())
+
+
 def test_apredict_does_not_block_the_loop_when_the_request_pipe_is_full(shared_host: ModelHost) -> None:
     async def main() -> None:
         with stopped(shared_host) as go_on:

@@ -62,7 +62,8 @@ ALLOWED = {
     "room": "board errors gate ledger transport",
     "client": "awake board deaths errors ledger room statistics transport",
     "futures": "client errors transport",  # submit
-    "loops": "client errors speedups transport",  # apredict
+    "awaited": "speedups transport",
+    "loops": "awaited client errors speedups transport",  # apredict
     "local": "board errors link options payload statistics transport worker",  # num_workers=0: all in one process
     "host": (
         "batcher board client description errors futures link local loops machine options payload statistics transport"

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batch_inference import board, counting, loops, running, speedups, tensors
+from batch_inference import awaited, board, counting, loops, running, speedups, tensors
 from batch_inference.batcher import ConcatBatcher
 from batch_inference.gate import Gate
 from batch_inference.ledger import Ledger
@@ -290,8 +290,13 @@ class Gates:
         self.memory.quads[board.MAX_PENDING] = 100
         self.arena = Arena(1 << 22, segment.private)
         self.link = SimpleNamespace(cells=self.memory.quads, row=board.client_row(0))
-        self.gate = Told(self.link, self.arena)
+        self.gate = Told(self.link, self.arena, self.rare)
         self.gate.most, self.gate.until_count = 100, 64
+
+    def rare(self, slot: Slot) -> Any:
+        if slot.error is not None:
+            raise slot.error
+        return slot, "rare"
 
     def answered(self, reply: Any, gen: int, status: int = OK) -> Slot:
         """A slot whose request has been answered."""
@@ -320,14 +325,15 @@ def test_a_reply_frees_its_slot(kind: Any) -> None:
     made = Gates(kind)
     for gen, timed in ((1, 1), (513, 2), (515, 2)):
         slot = made.answered(np.arange(3), gen)
-        assert made.gate.collect(slot, None).tolist() == [0, 1, 2] and made.arena.free == made.arena.mapped
+        assert made.gate.collect(slot).tolist() == [0, 1, 2] and made.arena.free == made.arena.mapped
         assert made.timed == timed and made.gate.told == 0
     slot = made.answered(1, 1, ERROR)
     slot.abandoned = True
-    assert made.gate.collect(slot, lambda its: (its, "rare")) == (slot, "rare") and not slot.abandoned
+    assert made.gate.collect(slot) == (slot, "rare") and not slot.abandoned
     slot = made.answered(1, 1, ERROR)
+    slot.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        made.gate.collect(slot, lambda _: 1 / 0)
+        made.gate.collect(slot)
     assert made.arena.free == made.arena.mapped
 
 
@@ -403,20 +409,21 @@ def test_what_runs_when_a_board_goes_finds_the_new_one() -> None:
     assert filled == [None]
 
 
-@pytest.mark.parametrize("take_answered", {loops.take_answered, speedups.in_python["take_answered"]})
-def test_what_is_answered_is_taken_from_what_waits(take_answered: Any) -> None:
+@pytest.mark.parametrize("of", [{}, speedups.in_python])
+def test_what_is_answered_is_taken_from_what_waits(of: Any) -> None:
+    take_answered, kind = (of.get(its.__name__, its) for its in (loops.take_answered, awaited.Awaited))
     made, loop = Gates(Gate), asyncio.new_event_loop()
     small, large, failed, cancelled = (made.answered(bytes(size), 1) for size in (10, 1000, 1000, 10))
     unanswered = made.answered(1, 1)
     unanswered.gen = 3
     failed.error = ValueError()
-    waiting = {slot.key: (slot, loop.create_future()) for slot in (small, large, failed, cancelled, unanswered)}
-    waiting[cancelled.key][1].cancel()
+    waiting = {slot.key: kind(loop, slot) for slot in (small, large, failed, cancelled, unanswered)}
+    waiting[cancelled.key].cancel()
     entries, late = dict(waiting), object()
     ready = take_answered(waiting, [-1, *waiting, small.key], 500, late)
     assert ready == [entries[small.key], entries[failed.key]]
     assert set(waiting) == {large.key, cancelled.key, unanswered.key}
-    assert waiting[large.key][1].result() is late and not waiting[unanswered.key][1].done()
+    assert waiting[large.key].result() is late and not waiting[unanswered.key].done()
     assert take_answered(waiting, [large.key], 500, late) == []  # its task sees to it
     loop.close()
 
