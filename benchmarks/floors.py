@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -223,6 +224,20 @@ def turn(processes: int, threads: int, turns: int, core: int) -> float:
     for process in running:
         process.join()
     return seconds / (each * len(gates))
+
+
+def futures(waiting: int, count: int) -> float:
+    """Seconds of CPU time that a future with an array takes from its making to its result, when so many wait at once."""
+    x = request(1, (1, 16))
+    begin = time.process_time()
+    for _ in range(count // waiting):
+        asked = [(Future[Any](), x.copy()) for _ in range(waiting)]
+        for future, argument in asked:
+            future.set_result(argument * 2)
+        for future, _ in asked:
+            future.result()
+        del asked, future, argument
+    return (time.process_time() - begin) / count
 
 
 def compute(seconds: float) -> None:

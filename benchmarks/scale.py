@@ -1,7 +1,8 @@
 """Whether the cost of a request stays what it is: with more client processes, more workers, more requests waiting.
 
 The cost is CPU time over all processes: requests per second say little where many processes share few cores. Beside it
-stands what any Python costs more when more processes take turns at it on one core.
+stand what the bare path costs more with more processes, any Python when more processes take turns at it on one core,
+and futures of plain Python when more of them wait.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import floors
@@ -19,7 +20,7 @@ from benchmarks.models import Held
 from benchmarks.options import Options
 from benchmarks.peers.compare import described, started
 from benchmarks.peers.contender import Contender, FailedError
-from benchmarks.peers.roster import BY_NAME, OURS
+from benchmarks.peers.roster import BARE, BY_NAME, OURS
 from benchmarks.report import log
 from benchmarks.transport import processes
 from benchmarks.workloads import request
@@ -27,51 +28,60 @@ from benchmarks.workloads import request
 CLIENTS, CALLERS = (1, 2, 4, 8), 16
 WORKERS, CLIENTS_OF_WORKERS = (1, 2, 4), 2
 WAITING = (1_000, 10_000, 100_000)
-TURNS = 40_000  # a round, of all processes together
+TURNS, FUTURES = 40_000, 100_000  # a round, of all processes together
 FLAT = Goal(times=1.2, at_most=True)
 
 
-def rounds_of(
-    made: dict[int, Contender], clients: dict[int, int], what: str, options: Options
-) -> dict[int, list[Round]]:
-    """Each contender in turn, round by round."""
-    found: dict[int, list[Round]] = {number: [] for number in made}
-    with started(list(made.values())) as running:
+Case = tuple[str, int, int]
+"""The name of a peer, its client processes, its workers."""
+
+
+def rounds_of(cases: Sequence[Case], options: Options) -> dict[Case, list[Round]]:
+    """Each in turn, round by round."""
+    found: dict[Case, list[Round]] = {case: [] for case in cases}
+    made = [Contender(BY_NAME[name], "a", 0, clients, workers) for name, clients, workers in cases]
+    with started(made) as running:
         if len(running) < len(made):
             raise FailedError("a host did not start")
         for turn in range(options.rounds):
-            for number, contender in made.items():
-                got = contender.cell(turn, CALLERS * clients[number], options.window, options.warm)
-                found[number].append(got)
-                log(f"  {turn + 1} {number} {what:17} {described(got)}")
+            for case, contender in zip(cases, made):
+                name, clients, workers = case
+                got = contender.cell(turn, CALLERS * clients, options.window, options.warm)
+                found[case].append(got)
+                log(f"  {turn + 1} {name:18} {clients} client processes, {workers} workers {described(got)}")
     return found
 
 
-def turns(options: Options) -> Iterator[Row]:
-    """The floor: plain Python, without a host."""
-    near, _ = two_cores()
-    found: dict[int, list[Sample]] = {number: [] for number in CLIENTS}
-    for count in range(options.rounds):
-        taken = {number: floors.turn(number, CALLERS, TURNS, near) * 1e6 for number in CLIENTS}
-        log(f"  {count + 1} us a turn: " + ", ".join(f"{us:.1f} of {number}" for number, us in taken.items()))
+def plain(numbers: Sequence[int], title: str, cost: Callable[[int], float], options: Options) -> Iterator[Row]:
+    """A floor: what plain Python, without a host, costs with so many of something."""
+    found: dict[int, list[Sample]] = {number: [] for number in numbers}
+    for turn in range(options.rounds):
+        taken = {number: cost(number) * 1e6 for number in numbers}
+        log(f"  {turn + 1} us: " + ", ".join(f"{us:.1f} of {number:,}" for number, us in taken.items()) + f" {title}")
         for number, microseconds in taken.items():
-            found[number].append(Sample(microseconds, taken[1]))
+            found[number].append(Sample(microseconds, taken[numbers[0]]))
     for number, samples in found.items():
-        yield judge(f"{number} processes x {CALLERS} threads, taking turns at plain Python, a turn", "us", samples)
+        yield judge(f"{number:,} {title}", "us", samples)
 
 
-def judged(found: dict[int, list[Round]], title: str) -> Iterator[Row]:
-    """The cost with more of something beside the cost with the fewest."""
+def judged(found: dict[int, list[Round]], title: str, bare: dict[int, list[Round]] | None = None) -> Iterator[Row]:
+    """The cost with more of something beside the cost with the fewest; and what `bare` makes of it."""
     fewest = min(found)
     for number, rounds in found.items():
-        samples = [
-            Sample(got.cpu * 1e6, base.cpu * 1e6, max(got.foreign, base.foreign))
-            for got, base in zip(rounds, found[fewest], strict=True)
-        ]
         note = f"{statistics.median(got.rate for got in rounds):,.0f} requests/s"
+        if bare is not None:
+            its = judge("", "us", costs(bare[number], bare[fewest]))
+            note += f"; the bare path {its.value:.3g} us, {its.ratio:.2f}"
         goal = FLAT if number != fewest else None
         faults = sum(got.faults for got in rounds)
-        yield judge(f"7. {number:,} {title}, CPU a request", "us", samples, goal, note, faults)
+        yield judge(f"7. {number:,} {title}, CPU a request", "us", costs(rounds, found[fewest]), goal, note, faults)
+
+
+def costs(rounds: list[Round], fewest: list[Round]) -> list[Sample]:
+    return [
+        Sample(got.cpu * 1e6, base.cpu * 1e6, max(got.foreign, base.foreign))
+        for got, base in zip(rounds, fewest, strict=True)
+    ]
 
 
 def waiting(count: int) -> Round:
@@ -107,25 +117,19 @@ def queues(options: Options) -> dict[int, list[Round]]:
     return found
 
 
-def hosts(numbers: Sequence[tuple[int, int]]) -> list[Contender]:
-    return [Contender(BY_NAME[OURS[0]], "a", 0, clients, workers) for clients, workers in numbers]
-
-
 def run(options: Options) -> list[Found]:
-    clients = rounds_of(
-        dict(zip(CLIENTS, hosts([(number, 1) for number in CLIENTS]))),
-        {number: number for number in CLIENTS},
-        "client processes",
-        options,
-    )
-    workers = rounds_of(
-        dict(zip(WORKERS, hosts([(CLIENTS_OF_WORKERS, number) for number in WORKERS]))),
-        dict.fromkeys(WORKERS, CLIENTS_OF_WORKERS),
-        "workers",
-        options,
-    )
-    rows = [*judged(clients, f"client processes x {CALLERS} threads")]
-    rows += judged(workers, f"workers, {CLIENTS_OF_WORKERS} client processes x {CALLERS} threads")
+    names = OURS[0], BARE[0]
+    clients = rounds_of([(name, number, 1) for number in CLIENTS for name in names], options)
+    workers = rounds_of([(name, CLIENTS_OF_WORKERS, number) for number in WORKERS for name in names], options)
+    ours, bare = ({number: clients[name, number, 1] for number in CLIENTS} for name in names)
+    rows = [*judged(ours, f"client processes x {CALLERS} threads", bare)]
+    ours, bare = ({number: workers[name, CLIENTS_OF_WORKERS, number] for number in WORKERS} for name in names)
+    rows += judged(ours, f"workers, {CLIENTS_OF_WORKERS} client processes x {CALLERS} threads", bare)
     rows += judged(queues(options), "requests waiting")
-    rows += turns(options)
+    near, _ = two_cores()
+    title = f"processes x {CALLERS} threads, taking turns at plain Python, a turn"
+    rows += plain(CLIENTS, title, lambda number: floors.turn(number, CALLERS, TURNS, near), options)
+    with pinned({os.getpid(): near}):
+        title = "futures of plain Python waiting, CPU each"
+        rows += plain(WAITING, title, lambda number: floors.futures(number, FUTURES), options)
     return list(rows)

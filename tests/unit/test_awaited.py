@@ -1,4 +1,4 @@
-"""What a task awaits while its request is under way, in C and in Python, under the tasks of asyncio in C and in Python."""
+"""What a task awaits while its request is under way, in C and in Python, under asyncio's tasks in C and in Python."""
 
 import asyncio
 import contextvars

@@ -1,7 +1,7 @@
 """The least Python that brings requests to a model in another process and back, called from threads.
 
-A slot of shared memory and a pipe for each caller, one pipe of slot numbers to the worker, which runs what waits. There
-is no policy, no growth, no fault, one shape, one array: it can serve nobody, and shows what this machine allows.
+A slot of shared memory and a pipe for each caller, a pipe of slot numbers to each worker, which runs what waits. There is
+no policy, no growth, no fault, one shape, one array: it can serve nobody, and shows what this machine allows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.peers.adapters import base
 from benchmarks.workloads import WORKLOADS
 
-SLOTS, PROCESSES = 64, 4
+SLOTS, PROCESSES = 128, 8
 RETURNING = {"b": 1e-3}
 """Seconds that the worker waits for as many requests as it answered last: its callers come back at once. Where they
 do something else first, waiting for them gains nothing."""
@@ -43,11 +43,11 @@ def serve(workload: str, together: bool, memory: int, requests: int, *wakes: int
     slots, model = Slots(workload, memory), base.Model(workload)
     buffer = np.empty((base.MAX_BATCH, *WORKLOADS[workload].work.shape[1:]), np.float32)
     answered, wait = 0, RETURNING.get(workload, 0.0)
-    while waiting := os.read(requests, SLOTS):
+    while waiting := os.read(requests, base.MAX_BATCH):
         end = time.monotonic() + wait
         while wait and len(waiting) < answered and (left := end - time.monotonic()) > 0:
             if select.select([requests], [], [], left)[0]:
-                waiting += os.read(requests, SLOTS)
+                waiting += os.read(requests, base.MAX_BATCH - len(waiting))
         batch = buffer[: len(waiting)]
         np.concatenate([slots.requests[slot] for slot in waiting], out=batch)
         result = model.predict_batch(batch)
@@ -67,12 +67,11 @@ class Adapter(base.Adapter):
             self.predict(base.row(self.workload))
             parts, write = os.pipe()
             os.write(write, bytes(range(PROCESSES)))
-            fds = (self._memory, self.requests, parts, *self.wakes)
+            fds = (self._memory, parts, *self.wakes, *self.requests)
             self.address = ",".join(f"/proc/{os.getpid()}/fd/{fd}" for fd in fds)
         else:
-            self._memory, self.requests, parts, *self.wakes = (
-                os.open(path, os.O_RDWR) for path in self.address.split(",")
-            )
+            self._memory, parts, *pipes = (os.open(path, os.O_RDWR) for path in self.address.split(","))
+            self.wakes, self.requests = pipes[:SLOTS], pipes[SLOTS:]
             self.slots = Slots(self.workload, self._memory)
         if os.environ["BENCH_SHARED"]:
             (part,) = os.read(parts, 1)
@@ -81,25 +80,30 @@ class Adapter(base.Adapter):
     def begin(self, together: bool) -> None:
         self._memory = os.memfd_create("bare")
         self.slots = Slots(self.workload, self._memory)
-        reading, self.requests = os.pipe()
         pipes = [os.pipe() for _ in range(1 if together else SLOTS)]
         self.wakes, writing = [pipe[0] for pipe in pipes], [pipe[1] for pipe in pipes]
-        fds = (self._memory, reading, *writing)
-        call = f"bare.serve({self.workload!r}, {together}, {', '.join(map(str, fds))})"
-        code = f"from benchmarks.peers.adapters import bare; {call}"
-        self._worker = subprocess.Popen((sys.executable, "-c", code), pass_fds=fds)
-        for fd in (reading, *writing):
+        self.requests, self._workers = [], []
+        for _ in range(int(os.environ["BENCH_WORKERS"])):
+            reading, requests = os.pipe()
+            fds = (self._memory, reading, *writing)
+            call = f"bare.serve({self.workload!r}, {together}, {', '.join(map(str, fds))})"
+            code = f"from benchmarks.peers.adapters import bare; {call}"
+            self._workers.append(subprocess.Popen((sys.executable, "-c", code), pass_fds=fds))
+            os.close(reading)
+            self.requests.append(requests)
+        for fd in writing:
             os.close(fd)
         self.free = list(range(SLOTS))
 
     def predict(self, x: Any) -> Any:
         slot = self.free.pop()
         self.slots.requests[slot][:] = x
-        os.write(self.requests, bytes((slot,)))
+        os.write(self.requests[slot // PROCESSES % len(self.requests)], bytes((slot,)))
         os.read(self.wakes[slot], 1)
         answer = self.slots.replies[slot].copy()
         self.free.append(slot)
         return answer
 
     def stop(self) -> None:
-        os.close(self.requests)
+        for requests in self.requests:
+            os.close(requests)

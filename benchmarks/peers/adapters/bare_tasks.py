@@ -33,7 +33,7 @@ class Adapter(bare.Adapter):
         return answer
 
     def _flush(self) -> None:
-        os.write(self.requests, bytes(self._outbox))
+        os.write(self.requests[0], bytes(self._outbox))
         self._outbox.clear()
 
     def _answered(self) -> None:
