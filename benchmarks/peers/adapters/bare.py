@@ -1,7 +1,7 @@
 """The least Python that brings requests to a model in another process and back, called from threads.
 
-A slot of shared memory and a pipe for each caller, a pipe of slot numbers to each worker, which runs what waits. There is
-no policy, no growth, no fault, one shape, one array: it can serve nobody, and shows what this machine allows.
+A slot of shared memory and a pipe for each caller, a pipe of slot numbers to each worker, which runs what waits. There
+is no policy, no growth, no fault, one shape, one array: it can serve nobody, and shows what this machine allows.
 """
 
 from __future__ import annotations
