@@ -227,7 +227,7 @@ def turn(processes: int, threads: int, turns: int, core: int) -> float:
 
 
 def futures(waiting: int, count: int) -> float:
-    """Seconds of CPU time that a future with an array takes from being made to its result, when so many wait at once."""
+    """Seconds of CPU time that a future with an array takes, from being made to its result, when so many wait."""
     x = request(1, (1, 16))
     begin = time.process_time()
     for _ in range(count // waiting):
