@@ -6,22 +6,24 @@
 
 static PyObject *call_soon, *keyword_context;   /* "call_soon", ("context",) */
 
-/* asyncio.NAME(message), which is raised if it is not to be returned. */
-static PyObject *
-new_error(const char *name, PyObject *message)
-{
-    PyObject *asyncio = PyImport_ImportModule("asyncio");
-    PyObject *type = asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, name);
-    PyObject *error = type == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, NULL);
-    Py_XDECREF(asyncio);
-    Py_XDECREF(type);
-    return error;
-}
-
 static void
 raise_error(PyObject *error)
 {
     PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+}
+
+/* Raises asyncio.NAME(message), or without a message. */
+static void
+raise_new(const char *name, PyObject *message)
+{
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *type = asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, name);
+    PyObject *error = type == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, NULL);
+    if (error != NULL)
+        raise_error(error);
+    Py_XDECREF(error);
+    Py_XDECREF(type);
+    Py_XDECREF(asyncio);
 }
 
 /* The exception that is set, which is not any more. */
@@ -38,16 +40,19 @@ caught(void)
     return error;
 }
 
-static int
-Awaited_init(Awaited *self, PyObject *args, PyObject *kwargs)
+static PyObject *
+Awaited_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"loop", "slot", NULL};
     PyObject *loop, *slot;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &loop, &slot))
-        return -1;
-    Py_XSETREF(self->loop, Py_NewRef(loop));
-    Py_XSETREF(self->slot, Py_NewRef(slot));
-    return 0;
+        return NULL;
+    Awaited *self = (Awaited *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->loop = Py_NewRef(loop);
+        self->slot = Py_NewRef(slot);
+    }
+    return (PyObject *)self;
 }
 
 static int
@@ -59,6 +64,7 @@ Awaited_traverse(Awaited *self, visitproc visit, void *arg)
     Py_VISIT(self->context);
     Py_VISIT(self->reply);
     Py_VISIT(self->error);
+    Py_VISIT(self->message);
     return 0;
 }
 
@@ -71,6 +77,7 @@ Awaited_clear(Awaited *self)
     Py_CLEAR(self->context);
     Py_CLEAR(self->reply);
     Py_CLEAR(self->error);
+    Py_CLEAR(self->message);
     return 0;
 }
 
@@ -98,8 +105,9 @@ resume_soon(Awaited *self)
     PyObject *context, *wake = take_wake(self, &context);
     if (wake == NULL)
         return 0;
-    PyObject *args[] = {self->loop, wake, (PyObject *)self, context};
+    PyObject *loop = Py_NewRef(self->loop), *args[] = {loop, wake, (PyObject *)self, context};
     PyObject *handle = PyObject_VectorcallMethod(call_soon, args, 3, keyword_context);
+    Py_DECREF(loop);
     Py_DECREF(wake);
     Py_DECREF(context);
     Py_XDECREF(handle);
@@ -127,13 +135,12 @@ Awaited_settle(Awaited *self, PyObject *collect)
 {
     PyObject *error = NULL, *reply = PyObject_CallOneArg(collect, self->slot);
     if (reply == NULL) {
-        error = caught();
-        if (PyErr_GivenExceptionMatches(error, PyExc_StopIteration)) {
-            PyObject *module = PyImport_ImportModule("batch_inference.awaited");
-            PyObject *other = module == NULL ? NULL : PyObject_CallMethod(module, "for_future", "O", error);
-            Py_XDECREF(module);
-            Py_SETREF(error, other != NULL ? other : caught());
-        }
+        PyObject *raised = caught(), *module = PyImport_ImportModule("batch_inference.awaited");
+        error = module == NULL ? NULL : PyObject_CallMethod(module, "for_future", "O", raised);
+        if (error == NULL)
+            error = caught();
+        Py_XDECREF(module);
+        Py_DECREF(raised);
     }
     if (self->settled) {
         Py_XDECREF(reply);
@@ -170,6 +177,14 @@ Awaited_resume(Awaited *self, PyObject *ignored)
 }
 
 static PyObject *
+Awaited_resume_soon(Awaited *self, PyObject *ignored)
+{
+    if (resume_soon(self) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 Awaited_set_result(Awaited *self, PyObject *reply)
 {
     if (Awaited_finish(self, reply, NULL) < 0)
@@ -192,17 +207,20 @@ Awaited_set_exception(Awaited *self, PyObject *error)
 static PyObject *
 Awaited_result(Awaited *self, PyObject *ignored)
 {
-    if (self->settled && self->error == NULL)
-        return Py_NewRef(self->reply);
-    PyObject *error = Py_XNewRef(self->error);
-    if (error == NULL) {
-        PyObject *message = PyUnicode_FromString("the request has no outcome yet");
-        error = message == NULL ? NULL : new_error("InvalidStateError", message);
-        Py_XDECREF(message);
+    if (self->cancelled) {
+        raise_new("CancelledError", self->message);     /* anew each time: one that we kept would keep its traceback */
     }
-    if (error != NULL) {
-        raise_error(error);
-        Py_DECREF(error);
+    else if (self->error != NULL) {
+        raise_error(self->error);
+    }
+    else if (self->reply != NULL) {
+        return Py_NewRef(self->reply);
+    }
+    else {
+        PyObject *message = PyUnicode_FromString("the request has no outcome yet");
+        if (message != NULL)
+            raise_new("InvalidStateError", message);
+        Py_XDECREF(message);
     }
     return NULL;
 }
@@ -280,10 +298,9 @@ Awaited_cancel(Awaited *self, PyObject *args, PyObject *kwargs)
         return NULL;
     if (self->settled)
         Py_RETURN_FALSE;
-    PyObject *error = new_error("CancelledError", message == Py_None ? NULL : message);
-    int finished = error == NULL ? -1 : Awaited_finish(self, NULL, error);
-    Py_XDECREF(error);
-    if (finished < 0)
+    self->settled = self->cancelled = 1;
+    Py_XSETREF(self->message, message == Py_None ? NULL : Py_NewRef(message));
+    if (resume_soon(self) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -297,6 +314,7 @@ static PyMemberDef Awaited_members[] = {
 static PyMethodDef Awaited_methods[] = {
     {"settle", (PyCFunction)Awaited_settle, METH_O, NULL},
     {"resume", (PyCFunction)Awaited_resume, METH_NOARGS, NULL},
+    {"resume_soon", (PyCFunction)Awaited_resume_soon, METH_NOARGS, NULL},
     {"set_result", (PyCFunction)Awaited_set_result, METH_O, NULL},
     {"set_exception", (PyCFunction)Awaited_set_exception, METH_O, NULL},
     {"add_done_callback", (PyCFunction)(void (*)(void))Awaited_add_done_callback, METH_FASTCALL | METH_KEYWORDS, NULL},
@@ -315,8 +333,7 @@ PyTypeObject Awaited_type = {
     .tp_doc = "See awaited.py.",
     .tp_basicsize = sizeof(Awaited),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)Awaited_init,
+    .tp_new = Awaited_new,
     .tp_traverse = (traverseproc)Awaited_traverse,
     .tp_clear = (inquiry)Awaited_clear,
     .tp_dealloc = (destructor)Awaited_dealloc,

@@ -5,8 +5,8 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *slot, *loop, *wake, *context, *reply, *error;
-    char blocking, settled;
+    PyObject *slot, *loop, *wake, *context, *reply, *error, *message;   /* message: of the CancelledError, or NULL */
+    char blocking, settled, cancelled;
 } Awaited;
 
 extern PyTypeObject Awaited_type;

@@ -155,7 +155,8 @@ find_prefix(Prefixes *prefixes, PyArrayObject *array)
     for (int i = 0; i < prefixes->count; i++) {
         int at = prefixes->latest + i;
         Prefix *prefix = &prefixes->known[at < prefixes->count ? at : at - prefixes->count];
-        if (prefix->descr == PyArray_DESCR(array) && prefix->nd == nd && !memcmp(prefix->dims, PyArray_DIMS(array), size)) {
+        if (prefix->descr == PyArray_DESCR(array) && prefix->nd == nd &&
+            (nd == 0 || !memcmp(prefix->dims, PyArray_DIMS(array), size))) {
             prefixes->latest = (int)(prefix - prefixes->known);
             return prefix->prefix;
         }
@@ -179,7 +180,8 @@ learn_prefix(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
     Py_INCREF(PyArray_DESCR(array));
     prefix->descr = PyArray_DESCR(array);
     prefix->nd = PyArray_NDIM(array);
-    memcpy(prefix->dims, PyArray_DIMS(array), prefix->nd * sizeof(npy_intp));
+    if (prefix->nd > 0)
+        memcpy(prefix->dims, PyArray_DIMS(array), prefix->nd * sizeof(npy_intp));
     prefix->prefix = bytes;
     Py_XDECREF(last.descr);
     Py_XDECREF(last.prefix);

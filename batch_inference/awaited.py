@@ -18,10 +18,20 @@ class Awaited:
     With asyncio's own each task that is to go on is put on the loop's list first, which takes as long as all else that
     a request needs in its loop. Here whoever finds that replies have come goes on with their tasks itself: `settle`
     for all of them, so that their slots are free again, then `resume`, which must not be called in a task. Where that
-    is not certain `set_result`, `set_exception` and `cancel` go by the loop's list.
+    is not certain, `resume_soon`, `set_result`, `set_exception` and `cancel` go by the loop's list.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_loop", "_reply", "_settled", "_wake", "slot")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_cancelled",
+        "_context",
+        "_error",
+        "_loop",
+        "_reply",
+        "_settled",
+        "_wake",
+        "slot",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, slot: Slot) -> None:
         self.slot = slot
@@ -31,6 +41,7 @@ class Awaited:
         self._settled = False
         self._reply: Any = None
         self._error: BaseException | None = None
+        self._cancelled: tuple[Any, ...] | None = None  # the arguments of the error, which is made anew each time
         self._asyncio_future_blocking = False
 
     def settle(self, collect: Callable[[Slot], Any]) -> None:
@@ -52,13 +63,14 @@ class Awaited:
 
     def set_result(self, reply: Any) -> None:
         self._settled, self._reply = True, reply
-        self._resume_soon()
+        self.resume_soon()
 
     def set_exception(self, error: BaseException) -> None:
         self._settled, self._error = True, error
-        self._resume_soon()
+        self.resume_soon()
 
-    def _resume_soon(self) -> None:
+    def resume_soon(self) -> None:
+        """The same in the loop's next turn; from a task as well."""
         wake, context = self._wake, self._context
         self._wake = self._context = None
         if wake is not None:
@@ -77,7 +89,7 @@ class Awaited:
     def add_done_callback(self, wake: Callable[[Awaited], object], /, *, context: Context | None = None) -> None:
         self._wake, self._context = wake, copy_context() if context is None else context
         if self._settled:
-            self._resume_soon()
+            self.resume_soon()
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
@@ -88,6 +100,8 @@ class Awaited:
     def result(self) -> Any:
         if not self._settled:
             raise asyncio.InvalidStateError("the request has no outcome yet")
+        if self._cancelled is not None:
+            raise asyncio.CancelledError(*self._cancelled)
         if self._error is not None:
             raise self._error
         return self._reply
@@ -95,12 +109,14 @@ class Awaited:
     def cancel(self, msg: object = None) -> bool:
         if self._settled:
             return False
-        self.set_exception(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+        self._settled, self._cancelled = True, () if msg is None else (msg,)
+        self.resume_soon()
         return True
 
 
 def for_future(error: BaseException) -> BaseException:
-    """`error`, or what stands for it where a future or a coroutine cannot hold it."""
+    """`error`, or what stands for it where a future or a coroutine cannot hold it; without a traceback, whose frames
+    would hold whatever holds the error."""
     if isinstance(error, StopIteration):
         return RuntimeError(f"the model raised StopIteration: {error}")
-    return error
+    return error.with_traceback(None)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import get_ident
 from typing import Any
 
 from batch_inference.awaited import Awaited, for_future
-from batch_inference.client import Client
+from batch_inference.client import Client, copy_of
 from batch_inference.errors import BatchInferenceError, HostClosedError, RequestTimeoutError
 from batch_inference.speedups import in_c
 from batch_inference.transport.slot import Slot
@@ -127,9 +126,10 @@ class LoopSide:
             timer = loop.call_later(deadline - time.monotonic(), self._expire, done)
         try:
             reply = await done
-        except (asyncio.CancelledError, GeneratorExit):
-            if self._forget(done):
+        except BaseException:
+            if self._forget(done):  # the task was cancelled, or dropped
                 self._client.abandon(slot)
+            del done  # it may hold the exception, whose traceback holds this frame
             raise
         finally:
             if timer is not None:
@@ -148,7 +148,10 @@ class LoopSide:
             collecting.add_done_callback(lambda done: self._client.abandon(slot) if done.cancelled() else None)
             reply, error = await asyncio.wrap_future(collecting)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
         return reply
 
     def _outcome(self, slot: Slot) -> tuple[Any, BaseException | None]:
@@ -208,7 +211,7 @@ class LoopSide:
             self._client.send_all(outbox, self.channel)
         except BatchInferenceError as error:
             for slot, _ in outbox:
-                slot.error = error
+                slot.error = copy_of(error)  # without the traceback, which holds the frames of whoever is above
             self.loop.call_soon(self._answered, [slot.key for slot, _ in outbox])  # this may be a task
 
     def _answered(self, keys: list[int]) -> None:
@@ -218,14 +221,21 @@ class LoopSide:
         collect = self._room.collect
         for done in ready:
             done.settle(collect)
-        self._resume(iter(ready))
+        if hasattr(
+            self.loop, "_nest_patched"
+        ):  # by nest_asyncio: a task may run the loop, and this callback, in itself
+            for done in ready:
+                done.resume_soon()
+        else:
+            ready.reverse()
+            self._resume(ready)
 
-    def _resume(self, ready: Iterator[Awaited]) -> None:
-        """Goes on with the tasks of requests that have their outcome, and sends what they want to send."""
+    def _resume(self, ready: list[Awaited]) -> None:
+        """Goes on with the tasks of requests that have their outcome, from the last, and sends what they want to send."""
         self.resuming = get_ident()
         try:
-            for done in ready:
-                done.resume()
+            while ready:
+                ready.pop().resume()
         except BaseException:  # what ends the loop, for now at least: a task called sys.exit()
             self.loop.call_soon(self._resume, ready)
             raise

@@ -257,3 +257,4 @@ def serve(index: int, config: int, control: int, pipe: int, log: int, board_fd: 
     connection.send({"type": "ready"})
     Worker(model, recipe, inbox, cells.quads, board.worker_row(index)).run()
     payload.close_model(model)
+    connection.close()

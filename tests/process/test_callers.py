@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_inference import HostClosedError, ModelHost, RequestTimeoutError, RequestTooLargeError
-from batch_inference.testing import wait_until
+from batch_inference import HostClosedError, ModelHost, RequestTimeoutError, RequestTooLargeError, speedups
+from batch_inference.testing import Raises, wait_until
 from tests.process.conftest import environment
 from tests.process.models import Blocks, Doubles, Sleeps
 
@@ -218,6 +221,110 @@ def test_a_task_that_ends_its_loop_takes_no_reply_from_the_others(shared_host: M
     loop.run_until_complete(asyncio.wait(tasks, timeout=10))
     assert sorted(answered) == list(range(8))
     assert {number for number, task in enumerate(tasks) if task.exception()} == {answered[2], answered[5]}
+    loop.close()
+    all_slots_are_back(shared_host)
+
+
+class Held(np.ndarray):  # type: ignore[type-arg]
+    """An array whose end can be seen."""
+
+
+def held(*numbers: int) -> "tuple[Held, weakref.ref[Held]]":
+    array = request(*numbers).view(Held)
+    return array, weakref.ref(array)
+
+
+async def fails(host: ModelHost, way: str) -> "weakref.ref[Held]":
+    array, left = held(-1)
+    with contextlib.suppress(ValueError, RequestTimeoutError, asyncio.CancelledError):
+        if way == "cancelled":
+            task = asyncio.ensure_future(host.apredict(array))
+            await asyncio.sleep(0)
+            task.cancel()
+            await task
+        await host.apredict(array, timeout=0 if way == "timeout" else None)
+    return left
+
+
+@pytest.mark.parametrize("way", ["cancelled", "timeout", "model's error"])
+def test_a_request_that_fails_leaves_nothing_to_the_garbage_collector(way: str) -> None:
+    if way != "cancelled" and not speedups.built:
+        pytest.skip("the future in Python is in the traceback of what it raises")
+
+    async def main() -> None:
+        await fails(host, way)
+        gc.collect()
+        assert [left() for left in [await fails(host, way) for _ in range(5)][:-1]] == [None] * 4
+
+    with ModelHost(Raises)() as host:
+        gc.disable()
+        try:
+            asyncio.run(main())
+        finally:
+            gc.enable()
+        all_slots_are_back(host)
+
+
+def test_tasks_that_try_again_at_once_hold_no_more_than_their_last_try() -> None:
+    tried: deque[weakref.ref[Held]] = deque()
+
+    async def insist() -> None:
+        for number in range(50):
+            array, left = held(number)
+            tried.append(left)
+            with contextlib.suppress(HostClosedError):
+                await host.apredict(array)
+
+    async def main() -> None:
+        await asyncio.gather(*[insist() for _ in range(20)])
+        gc.collect()
+        assert sum(left() is not None for left in tried) <= 20
+
+    async def insist_and_look() -> None:
+        rest = asyncio.ensure_future(main())
+        while not rest.done():
+            await asyncio.sleep(0)
+            gc.collect()
+            assert sum(left() is not None for left in tried) <= 2 * 20
+        await rest
+
+    with ModelHost(Doubles)() as host:
+        assert host._client is not None
+        host._client.host_failed(HostClosedError("given up"))
+        asyncio.run(insist_and_look())
+
+
+class Nested(asyncio.SelectorEventLoop):
+    """A loop that a task may run within itself, as nest_asyncio makes them."""
+
+    _nest_patched = True
+
+    def run_within(self, awaitable: Any) -> Any:
+        outer, inner = asyncio.current_task(), asyncio.ensure_future(awaitable)
+        assert outer is not None
+        asyncio.tasks._leave_task(self, outer)
+        try:
+            while not inner.done():
+                self._run_once()  # type: ignore[attr-defined]
+        finally:
+            asyncio.tasks._enter_task(self, outer)
+            for _ in range(100):
+                self.call_soon(int)  # in place of those that it was about to call when this began
+        return inner.result()
+
+
+def test_a_task_that_runs_its_loop_within_itself_hears_of_replies(shared_host: ModelHost) -> None:
+    async def main() -> None:
+        with stopped(shared_host) as go_on:
+            others = [asyncio.ensure_future(shared_host.apredict(request(number))) for number in range(8)]
+            loop.call_later(0.02, go_on)  # all of them are in one batch
+            check(await shared_host.apredict(request(8)), 8)
+        more = asyncio.wait_for(asyncio.gather(*others, shared_host.apredict(request(9))), 20)
+        for number, answer in zip((*range(8), 9), loop.run_within(more)):
+            check(answer, number)
+
+    loop = Nested()
+    loop.run_until_complete(main())
     loop.close()
     all_slots_are_back(shared_host)
 

@@ -332,3 +332,26 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_classes_of_a_script_travel_also_from_its_multiprocessing_children(method: str, run_script) -> None:
     assert run_script(SPAWNED, method).stdout == "42 none\n"
+
+
+IN_DEVELOPMENT = """
+import asyncio
+import numpy as np
+from batch_inference import ModelHost
+from batch_inference.testing import Raises
+
+if __name__ == "__main__":
+    for workers in (0, 1):
+        with ModelHost(Raises, num_workers=workers)() as host:
+            x = np.ones((1, 1))
+            host.predict(x), host.submit(x).result(), asyncio.run(host.apredict(x))
+            try:
+                asyncio.run(host.apredict(-x))
+            except ValueError:
+                host.reload()
+"""
+
+
+def test_pythons_development_mode_finds_nothing(run_script, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    assert run_script(IN_DEVELOPMENT).stderr == ""
