@@ -231,7 +231,7 @@ class LoopSide:
             self._resume(ready)
 
     def _resume(self, ready: list[Awaited]) -> None:
-        """Goes on with the tasks of requests that have their outcome, from the last, and sends what they want to send."""
+        """Goes on with the tasks of requests that have an outcome, from the last, and sends what they want to send."""
         self.resuming = get_ident()
         try:
             while ready:
