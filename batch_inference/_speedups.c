@@ -1908,8 +1908,23 @@ alike(PyArrayObject *first, PyObject *other)
            !memcmp(PyArray_DIMS(array) + 1, PyArray_DIMS(first) + 1, (PyArray_NDIM(first) - 1) * sizeof(npy_intp));
 }
 
+/* An array for a batch: small ones are numpy's own, the memory of large ones is used again (buffers.array). */
+static PyObject *
+array_for(PyArray_Descr *descr, int nd, npy_intp *dims, npy_intp size)
+{
+    if (size < WORTH_POOLING)
+        return PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)Py_NewRef(descr), nd, dims, NULL, NULL, 0, NULL);
+    PyObject *shape = PyArray_IntTupleFromIntp(nd, dims);
+    PyObject *array = shape == NULL ? NULL : call("batch_inference.buffers", "array", "(NOn)", shape, descr, (Py_ssize_t)size);
+    if (array != NULL && !(PyArray_CheckExact(array) && PyArray_NBYTES((PyArrayObject *)array) == size)) {
+        PyErr_SetString(PyExc_TypeError, "buffers.array gave no array of that size");
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
 /* The arrays in one column of a list of tuples, one below the other; NULL with an exception, or without if it takes more than
-   copying bytes, or buffers.py would be asked for the memory. */
+   copying bytes. */
 static PyObject *
 join(PyObject *requests, Py_ssize_t column)
 {
@@ -1928,15 +1943,11 @@ join(PyObject *requests, Py_ssize_t column)
         dims[0] += PyArray_DIM((PyArrayObject *)array, 0);
         size += PyArray_NBYTES((PyArrayObject *)array);
     }
-    if (size >= WORTH_POOLING)
-        return NULL;
-    Py_INCREF(PyArray_DESCR(first));
-    PyObject *joined = PyArray_NewFromDescr(
-        &PyArray_Type, PyArray_DESCR(first), PyArray_NDIM(first), dims, NULL, NULL, 0, NULL);
+    PyObject *joined = array_for(PyArray_DESCR(first), PyArray_NDIM(first), dims, size);
     char *to = joined == NULL ? NULL : PyArray_BYTES((PyArrayObject *)joined);
     for (Py_ssize_t i = 0; joined != NULL && i < count; i++) {
         PyArrayObject *array = (PyArrayObject *)item_at(requests, i, column);
-        memcpy(to, PyArray_BYTES(array), PyArray_NBYTES(array));
+        copy(to, PyArray_BYTES(array), PyArray_NBYTES(array));
         to += PyArray_NBYTES(array);
     }
     return joined;

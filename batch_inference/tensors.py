@@ -300,7 +300,7 @@ def concat(values: Sequence[Any], rows: int | None = None) -> Any:
 
 @in_c
 def joined_columns(requests: list[Any]) -> tuple[tuple[Any, ...], list[int], int] | None:
-    """Requests of small numpy arrays side by side, argument by argument joined on the first dimension; the rows of each
+    """Requests of numpy arrays side by side, argument by argument joined on the first dimension; the rows of each
     request, and of all. None if that takes more than copying bytes. In Python nothing is quicker than step by step."""
     return None
 

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batch_inference import awaited, board, counting, loops, running, speedups, tensors
+from batch_inference import awaited, board, buffers, counting, loops, running, speedups, tensors
 from batch_inference.batcher import ConcatBatcher
 from batch_inference.gate import Gate
 from batch_inference.ledger import Ledger
@@ -134,9 +134,40 @@ def test_columns_that_take_more_than_copying_are_left_to_the_batcher() -> None:
         [()],
         [],
         [(row.view(np.matrix),)],
-        [(np.ones((1, 1 << 14), np.float32),)],
     ):
         assert tensors.joined_columns(requests) is None
+
+
+@in_c_only
+def test_the_memory_of_large_columns_is_used_again_unless_somebody_has_it_still() -> None:
+    buffers.release_unused()
+    requests = [(np.full((rows, 1 << 14), rows, dtype), np.ones(rows)) for rows, dtype in ((1, "f4"), (3, "f4"))]
+    places = []
+    for _ in range(3):
+        joined = tensors.joined_columns(requests)
+        assert joined is not None and joined[1:] == ([1, 3], 4)
+        large, small = joined[0]
+        places.append(large.ctypes.data)
+        np.testing.assert_array_equal(large, np.concatenate([requests[0][0], requests[1][0]]))
+        assert large.dtype == np.float32 and large.flags.c_contiguous and small.tolist() == [1.0] * 4
+        if len(places) == 2:
+            kept = large
+        del joined, large
+    assert places[0] == places[1] != places[2] and not places[0] % 64
+    assert kept[0, 0] == 1 and kept[3, 0] == 3
+
+
+@in_c_only
+def test_too_little_memory_for_large_columns_is_the_batchers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError("on purpose")
+
+    monkeypatch.setattr(buffers, "array", fail)
+    with pytest.raises(MemoryError, match="on purpose"):
+        ConcatBatcher().batch([(np.ones((1, 1 << 14), np.float32),)])
+    monkeypatch.setattr(buffers, "array", lambda *_: np.ones(3))
+    with pytest.raises(TypeError, match="no array of that size"):
+        ConcatBatcher().batch([(np.ones((1, 1 << 14), np.float32),)])
 
 
 @in_c_only
