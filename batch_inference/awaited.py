@@ -61,6 +61,13 @@ class Awaited:
         if wake is not None and context is not None:
             context.run(wake, self)
 
+    def resume_soon(self) -> None:
+        """The same in the loop's next turn; from a task as well."""
+        wake, context = self._wake, self._context
+        self._wake = self._context = None
+        if wake is not None:
+            self._loop.call_soon(wake, self, context=context)
+
     def set_result(self, reply: Any) -> None:
         self._settled, self._reply = True, reply
         self.resume_soon()
@@ -68,13 +75,6 @@ class Awaited:
     def set_exception(self, error: BaseException) -> None:
         self._settled, self._error = True, error
         self.resume_soon()
-
-    def resume_soon(self) -> None:
-        """The same in the loop's next turn; from a task as well."""
-        wake, context = self._wake, self._context
-        self._wake = self._context = None
-        if wake is not None:
-            self._loop.call_soon(wake, self, context=context)
 
     # --- what tasks use -------------------------------------------------------------------------------------------
 

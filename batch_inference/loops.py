@@ -83,7 +83,7 @@ class LoopSide:
         self._collectors = collectors
         self._waiting: dict[int, Awaited] = {}
         self._outbox: list[tuple[Slot, float | None]] = []  # what was filled and is to be sent, with its deadline
-        self.resuming = 0  # or the thread in which tasks go on: what they send leaves with the last of them
+        self.resuming = 0  # or the thread in which tasks go on: what they send leaves when all have
         self.channel = client.link.new_loop_channel(loop, self._answered)
 
     @property
@@ -221,9 +221,7 @@ class LoopSide:
         collect = self._room.collect
         for done in ready:
             done.settle(collect)
-        if hasattr(
-            self.loop, "_nest_patched"
-        ):  # by nest_asyncio: a task may run the loop, and this callback, in itself
+        if hasattr(self.loop, "_nest_patched"):  # nest_asyncio: a task may run the loop, and so this, within itself
             for done in ready:
                 done.resume_soon()
         else:
