@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 speedups = Extension(
     "batch_inference._speedups",
     sources=["batch_inference/_speedups.c", "batch_inference/_awaited.c", "batch_inference/_awake.c"],
-    depends=["batch_inference/_awaited.h", "batch_inference/_awake.h"],
+    depends=["batch_inference/_speedups.h", "batch_inference/_awaited.h", "batch_inference/_awake.h"],
     include_dirs=[numpy.get_include()],
     optional=True,
 )

@@ -1,6 +1,7 @@
 /* What a task awaits: awaited.py, which says what each of these does, in C. */
 
 #include "_awaited.h"
+#include "_speedups.h"
 
 #include <structmember.h>
 
@@ -16,14 +17,10 @@ raise_error(PyObject *error)
 static void
 raise_new(const char *name, PyObject *message)
 {
-    PyObject *asyncio = PyImport_ImportModule("asyncio");
-    PyObject *type = asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, name);
-    PyObject *error = type == NULL ? NULL : PyObject_CallFunctionObjArgs(type, message, NULL);
+    PyObject *error = call_python("asyncio", name, message == NULL ? "()" : "(O)", message);
     if (error != NULL)
         raise_error(error);
     Py_XDECREF(error);
-    Py_XDECREF(type);
-    Py_XDECREF(asyncio);
 }
 
 /* The exception that is set, which is not any more. */
@@ -135,11 +132,10 @@ Awaited_settle(Awaited *self, PyObject *collect)
 {
     PyObject *error = NULL, *reply = PyObject_CallOneArg(collect, self->slot);
     if (reply == NULL) {
-        PyObject *raised = caught(), *module = PyImport_ImportModule("batch_inference.awaited");
-        error = module == NULL ? NULL : PyObject_CallMethod(module, "for_future", "O", raised);
+        PyObject *raised = caught();
+        error = call_python("batch_inference.awaited", "for_future", "(O)", raised);
         if (error == NULL)
             error = caught();
-        Py_XDECREF(module);
         Py_DECREF(raised);
     }
     if (self->settled) {

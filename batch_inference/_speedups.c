@@ -19,6 +19,7 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include "_speedups.h"
 #include "_awaited.h"
 #include "_awake.h"
 
@@ -66,8 +67,8 @@ static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_
     *name_size, *name_tell;
 
 /* Calls a function of a Python module, which may itself import this one. */
-static PyObject *
-call(const char *module, const char *function, const char *format, ...)
+PyObject *
+call_python(const char *module, const char *function, const char *format, ...)
 {
     PyObject *result = NULL, *args = NULL, *imported = PyImport_ImportModule(module);
     PyObject *callable = imported == NULL ? NULL : PyObject_GetAttrString(imported, function);
@@ -167,7 +168,7 @@ find_prefix(Prefixes *prefixes, PyArrayObject *array)
 static PyObject *
 learn_prefix(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
 {
-    PyObject *bytes = call(CODEC, "prefix_of", "(O)", value);
+    PyObject *bytes = call_python(CODEC, "prefix_of", "(O)", value);
     if (bytes == NULL || !PyBytes_CheckExact(bytes) || PyArray_NDIM(array) > MAX_DIMS) {
         Py_XDECREF(bytes);
         return NULL;
@@ -301,7 +302,7 @@ encode(PyObject *module, PyObject *value)
     if (PyArray_CheckExact(value))
         encoded = encode_array(&of_arrays, (PyArrayObject *)value, value);
     if (encoded == NULL && !PyErr_Occurred())
-        encoded = call(CODEC, "encode_any", "(O)", value);
+        encoded = call_python(CODEC, "encode_any", "(O)", value);
     return encoded;
 }
 
@@ -312,7 +313,7 @@ encode_request(PyObject *module, PyObject *args)
     if (PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args) == 1 && PyArray_CheckExact(PyTuple_GET_ITEM(args, 0)))
         encoded = encode_array(&of_calls, (PyArrayObject *)PyTuple_GET_ITEM(args, 0), args);
     if (encoded == NULL && !PyErr_Occurred())
-        encoded = call(CODEC, "encode_any_request", "(O)", args);
+        encoded = call_python(CODEC, "encode_any_request", "(O)", args);
     return encoded;
 }
 
@@ -399,7 +400,7 @@ layout_of(const char *address, PyObject *memory, Py_ssize_t offset, Py_ssize_t l
             }
         }
     }
-    PyObject *layout = call(CODEC, "layout_at", "(Onn)", memory, offset, length);
+    PyObject *layout = call_python(CODEC, "layout_at", "(Onn)", memory, offset, length);
     if (layout == NULL)
         return NULL;
     Known *known = layout == Py_None ? NULL : learn_layout(layout);
@@ -445,7 +446,7 @@ decode_at(char *address, PyObject *memory, Py_ssize_t offset, Py_ssize_t length,
         return build(known, address, memory, offset, lend);
     if (PyErr_Occurred())
         return NULL;
-    return call(CODEC, "unpickle", "(Onn)", memory, offset, length);
+    return call_python(CODEC, "unpickle", "(Onn)", memory, offset, length);
 }
 
 /* --- Slot: see slot.py --------------------------------------------------------------------------------------------- */
@@ -843,7 +844,7 @@ decode_request(Incoming *self, int lend, int takes)
         layout = Py_NewRef(Py_None);
         if (takes)
             mark(self, RUNS_ALONE, 0, self->gen);
-        value = call(CODEC, "unpickle", "(Onn)", self->memory, self->start + HEADER_SIZE, self->length);
+        value = call_python(CODEC, "unpickle", "(Onn)", self->memory, self->start + HEADER_SIZE, self->length);
     }
     if (value != NULL && !PyTuple_CheckExact(value)) {
         Py_DECREF(value);
@@ -999,7 +1000,7 @@ Incoming_reply(Incoming *self, PyObject *const *args, Py_ssize_t count)
 static PyObject *
 Incoming_fail(Incoming *self, PyObject *error)
 {
-    PyObject *encoded = call(CODEC, "encode_error", "(O)", error);
+    PyObject *encoded = call_python(CODEC, "encode_error", "(O)", error);
     if (encoded == NULL)
         return NULL;
     PyObject *result = reply(self, encoded, ERROR);
@@ -1915,7 +1916,9 @@ array_for(PyArray_Descr *descr, int nd, npy_intp *dims, npy_intp size)
     if (size < WORTH_POOLING)
         return PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)Py_NewRef(descr), nd, dims, NULL, NULL, 0, NULL);
     PyObject *shape = PyArray_IntTupleFromIntp(nd, dims);
-    PyObject *array = shape == NULL ? NULL : call("batch_inference.buffers", "array", "(NOn)", shape, descr, (Py_ssize_t)size);
+    PyObject *array = NULL;
+    if (shape != NULL)
+        array = call_python("batch_inference.buffers", "array", "(NOn)", shape, descr, (Py_ssize_t)size);
     if (array != NULL && !(PyArray_CheckExact(array) && PyArray_NBYTES((PyArrayObject *)array) == size)) {
         PyErr_SetString(PyExc_TypeError, "buffers.array gave no array of that size");
         Py_CLEAR(array);
