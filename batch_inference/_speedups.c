@@ -30,7 +30,7 @@
 #define MAX_WORKERS 64  /* board.MAX_WORKERS */
 #define MAX_PENDING 259 /* board.MAX_PENDING */
 #define TRANSPORT 64    /* board.TRANSPORT; these are too: */
-enum { REQUESTS = 0, BATCHES = 2, SIZE = 3, RUNNING = 144 };
+enum { REQUESTS = 0, FAILED = 1, BATCHES = 2, SIZE = 3, RUNNING = 144 };
 
 #define TRANSPORT_SAMPLE 15     /* gate.TRANSPORT_SAMPLE */
 #define FIRST_SAMPLES 512       /* gate.FIRST_SAMPLES */
@@ -62,9 +62,9 @@ _Static_assert(sizeof(Header) == HEADER_SIZE && sizeof(Descriptor) == 32, "as in
 static PyObject *transport_error;       /* errors.TransportError */
 static PyObject *deque;                 /* collections.deque */
 
-static PyObject *name_answers, *name_append, *name_cells, *name_channels, *name_claim, *name_drop, *name_eventfd,
-    *name_gone, *name_index, *name_memory, *name_number, *name_popleft, *name_row, *name_runs, *name_segments,
-    *name_size, *name_tell;
+static PyObject *name_answers, *name_append, *name_args, *name_arrived, *name_cells, *name_channels, *name_claim,
+    *name_deadline, *name_drop, *name_eventfd, *name_gone, *name_index, *name_keys, *name_memory, *name_number,
+    *name_popleft, *name_posted, *name_reply, *name_row, *name_runs, *name_segments, *name_size, *name_tell;
 
 /* Calls a function of a Python module, which may itself import this one. */
 PyObject *
@@ -936,6 +936,63 @@ Incoming_runs(Incoming *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+/* Where a reply of `size` bytes goes; NULL if it does not fit. */
+static char *
+room_for(Incoming *self, Py_ssize_t size)
+{
+    Py_ssize_t at = HEADER_SIZE + align(self->length);
+    if (self->length > self->space || size > self->room || at + size > self->space)
+        return NULL;
+    return (char *)self->header + at;
+}
+
+/* These two: 0, or -1 with an exception. */
+static int
+post(Incoming *self)
+{
+    PyObject *keys = PyObject_GetAttr(self->channel, name_keys), *posted = NULL, *flush;
+    int must = -1;
+    if (keys != NULL && PyList_CheckExact(keys)) {
+        PyObject *key = PyLong_FromUnsignedLongLong(self->number | (uint64_t)self->unit << 32);
+        must = key == NULL || PyList_Append(keys, key) < 0 ? -1 : 1;
+        Py_XDECREF(key);
+    }
+    else if (keys != NULL && (flush = PyObject_CallMethod(self->channel, "post", "II", self->number, self->unit)) != NULL) {
+        must = PyObject_IsTrue(flush);
+        Py_DECREF(flush);
+    }
+    if (must > 0 && ((posted = PyObject_GetAttr(self->inbox, name_posted)) == NULL || PySet_Add(posted, self->channel) < 0))
+        must = -1;
+    Py_XDECREF(keys);
+    Py_XDECREF(posted);
+    return must < 0 ? -1 : 0;
+}
+
+/* Says that a reply of `size` bytes is there, and wakes the caller. */
+static int
+finish(Incoming *self, Py_ssize_t size, uint32_t status)
+{
+    Header *header = self->header;
+    header->reply_size = size;
+    header->done_at = monotonic_ns();
+    header->status = status;
+    __atomic_store_n(&header->done_gen, self->gen, __ATOMIC_RELEASE);   /* from here on the slot is the client's again */
+    if (self->eventfd < 0)
+        return post(self);
+    uint64_t one = 1;
+    while (write(self->eventfd, &one, sizeof(one)) < 0) {
+        if (errno == EINTR && PyErr_CheckSignals() == 0)
+            continue;
+        if (PyErr_Occurred())
+            return -1;
+        if (errno == EAGAIN)
+            break;      /* it is full: then its reader is woken anyway */
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    return 0;
+}
+
 static PyObject *
 reply(Incoming *self, PyObject *encoded, uint32_t status)
 {
@@ -947,42 +1004,34 @@ reply(Incoming *self, PyObject *encoded, uint32_t status)
     Py_ssize_t size = PyObject_Size(encoded);
     if (size < 0)
         return NULL;
-    if (self->length > self->space || size > self->room || HEADER_SIZE + align(self->length) + size > self->space)
+    char *to = room_for(self, size);
+    if (to == NULL)
         return PyObject_CallMethod(self->inbox, "reply_elsewhere", "O(IIII)O", self->peer, self->number, self->unit,
                                    self->gen, status, encoded);
-    Header *header = self->header;
-    Py_ssize_t at = HEADER_SIZE + align(self->length);
-    if (put(encoded, (char *)header + at, self->memory, self->start + at) < 0)
-        return NULL;
-    header->reply_size = size;
-    header->done_at = monotonic_ns();
-    header->status = status;
-    __atomic_store_n(&header->done_gen, self->gen, __ATOMIC_RELEASE);   /* from here on the slot is the client's again */
-    if (self->eventfd >= 0) {
-        uint64_t one = 1;
-        while (write(self->eventfd, &one, sizeof(one)) < 0) {
-            if (errno == EINTR && PyErr_CheckSignals() == 0)
-                continue;
-            if (PyErr_Occurred())
-                return NULL;
-            if (errno == EAGAIN)
-                break;      /* it is full: then its reader is woken anyway */
-            return PyErr_SetFromErrno(PyExc_OSError);
-        }
-        Py_RETURN_NONE;
-    }
-    PyObject *flush = PyObject_CallMethod(self->channel, "post", "II", self->number, self->unit);
-    int must = flush == NULL ? -1 : PyObject_IsTrue(flush);
-    Py_XDECREF(flush);
-    if (must > 0) {
-        PyObject *posted = PyObject_GetAttrString(self->inbox, "posted");
-        if (posted == NULL || PySet_Add(posted, self->channel) < 0)
-            must = -1;
-        Py_XDECREF(posted);
-    }
-    if (must < 0)
+    if (put(encoded, to, self->memory, self->start + (to - (char *)self->header)) < 0 || finish(self, size, status) < 0)
         return NULL;
     Py_RETURN_NONE;
+}
+
+/* Replies with an array, without encoding it first: 1. 0 if it takes more than copying bytes; -1 with an exception. */
+static int
+reply_array(Incoming *self, PyArrayObject *array)
+{
+    PyObject *prefix = NULL;
+    int gone = is_gone(self);
+    if (gone != 0)
+        return gone;
+    if (PyArray_IS_C_CONTIGUOUS(array) && (prefix = find_prefix(&of_arrays, array)) == NULL)
+        prefix = learn_prefix(&of_arrays, array, (PyObject *)array);
+    if (prefix == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    Py_ssize_t before = PyBytes_GET_SIZE(prefix), size = PyArray_NBYTES(array);
+    char *to = room_for(self, before + size);
+    if (to == NULL)
+        return 0;
+    memcpy(to, PyBytes_AS_STRING(prefix), before);
+    copy(to + before, PyArray_BYTES(array), size);
+    return finish(self, before + size, OK) < 0 ? -1 : 1;
 }
 
 static PyObject *
@@ -1830,6 +1879,171 @@ failed:
     return NULL;
 }
 
+/* An attribute of a request as an integer; -1 with an exception if it is none. */
+static long long
+integer_of(PyObject *request, PyObject *name)
+{
+    PyObject *number = PyObject_GetAttr(request, name);
+    long long value = number == NULL ? -1 : PyLong_AsLongLong(number);
+    Py_XDECREF(number);
+    return value;
+}
+
+typedef struct { long long size, arrived, deadline; } Times;    /* of a request */
+
+/* 0, or -1 with an exception. */
+static int
+look_up(PyObject *request, Times *times)
+{
+    if (Py_IS_TYPE(request, &Incoming_type)) {
+        Incoming *self = (Incoming *)request;
+        *times = (Times){self->size, self->arrived, self->deadline};
+        return 0;
+    }
+    times->size = integer_of(request, name_size);
+    times->arrived = PyErr_Occurred() ? -1 : integer_of(request, name_arrived);
+    times->deadline = PyErr_Occurred() ? -1 : integer_of(request, name_deadline);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *
+summed(PyObject *module, PyObject *args)
+{
+    PyObject *queue, *request = NULL;
+    Py_ssize_t limit, count = 0;
+    long long size = 0, oldest = 0, deadline = 0;
+    if (!PyArg_ParseTuple(args, "On", &queue, &limit))
+        return NULL;
+    PyObject *requests = PyObject_GetIter(queue);
+    for (; requests != NULL && size < limit && (request = PyIter_Next(requests)) != NULL; count++) {
+        Times times;
+        int failed = look_up(request, &times);
+        Py_DECREF(request);
+        if (failed)
+            break;
+        size += times.size;
+        if (count == 0)
+            oldest = times.arrived;
+        if (times.deadline > 0 && (deadline == 0 || times.deadline < deadline))
+            deadline = times.deadline;
+    }
+    Py_XDECREF(requests);
+    if (PyErr_Occurred())
+        return NULL;
+    if (size >= limit)
+        Py_RETURN_NONE;
+    PyObject *until = deadline == 0 ? Py_NewRef(Py_None) : PyFloat_FromDouble((double)deadline / 1e9);
+    return until == NULL ? NULL : Py_BuildValue("nLdN", count, size, (double)oldest / 1e9, until);
+}
+
+static PyObject *
+arrivals(PyObject *module, PyObject *requests)
+{
+    PyObject *items = PySequence_Fast(requests, "requests are a sequence");
+    Py_ssize_t count = items == NULL ? 0 : PySequence_Fast_GET_SIZE(items);
+    PyObject *times = PyList_New(count), *sizes = PyList_New(count);
+    for (Py_ssize_t i = 0; i < count && times != NULL && sizes != NULL; i++) {
+        Times its;
+        if (look_up(PySequence_Fast_GET_ITEM(items, i), &its) < 0)
+            break;
+        PyList_SET_ITEM(times, i, PyFloat_FromDouble((double)its.arrived / 1e9));
+        PyList_SET_ITEM(sizes, i, PyLong_FromLongLong(its.size));
+    }
+    Py_XDECREF(items);
+    if (!PyErr_Occurred())
+        return Py_BuildValue("NN", times, sizes);
+    Py_XDECREF(times);
+    Py_XDECREF(sizes);
+    return NULL;
+}
+
+static PyObject *
+args_of(PyObject *module, PyObject *requests)
+{
+    PyObject *items = PySequence_Fast(requests, "requests are a sequence");
+    Py_ssize_t count = items == NULL ? 0 : PySequence_Fast_GET_SIZE(items);
+    PyObject *all = items == NULL ? NULL : PyList_New(count);
+    for (Py_ssize_t i = 0; i < count && all != NULL; i++) {
+        PyObject *args = PyObject_GetAttr(PySequence_Fast_GET_ITEM(items, i), name_args);
+        if (args == NULL)
+            Py_CLEAR(all);
+        else
+            PyList_SET_ITEM(all, i, args);
+    }
+    Py_XDECREF(items);
+    return all;
+}
+
+/* --- replies: see running.py --------------------------------------------------------------------------------------- */
+
+/* 0, or -1 with an exception. */
+static int
+reply_with(PyObject *request, PyObject *response)
+{
+    int incoming = Py_IS_TYPE(request, &Incoming_type), done = 0;
+    if (incoming && PyArray_CheckExact(response))
+        done = reply_array((Incoming *)request, (PyArrayObject *)response);
+    if (done != 0)
+        return done < 0 ? -1 : 0;
+    PyObject *encoded = encode(NULL, response), *none = NULL;
+    if (encoded != NULL && incoming)
+        none = reply((Incoming *)request, encoded, OK);
+    else if (encoded != NULL)
+        none = PyObject_CallMethodOneArg(request, name_reply, encoded);
+    Py_XDECREF(encoded);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Replies with the exception that is set, unless it ends the worker: 0, or -1 with an exception. */
+static int
+reply_with_error(PyObject *request, PyObject *cells, Py_ssize_t row)
+{
+    PyObject *type, *error, *traceback, *encoded, *none = NULL;
+    Py_ssize_t count;
+    if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        return -1;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(error, traceback);
+    char *address = address_of(cells, &count);
+    if (address != NULL && (row < 0 || row + FAILED >= count / 8))
+        PyErr_SetString(PyExc_IndexError, "no such cell");
+    else if (address != NULL)
+        ((uint64_t *)address)[row + FAILED] += 1;
+    encoded = PyErr_Occurred() ? NULL : call_python(CODEC, "encode_error", "(O)", error);
+    if (encoded != NULL)
+        none = PyObject_CallMethod(request, "reply", "Oi", encoded, ERROR);
+    Py_XDECREF(encoded);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+static PyObject *
+reply_all(PyObject *module, PyObject *args)
+{
+    PyObject *batch, *responses, *cells;
+    Py_ssize_t row;
+    if (!PyArg_ParseTuple(args, "O!OOn", &PyList_Type, &batch, &responses, &cells, &row))
+        return NULL;
+    PyObject *items = PySequence_Fast(responses, "responses are a sequence");
+    int failed = items == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(batch) && i < PySequence_Fast_GET_SIZE(items); i++) {
+        PyObject *request = Py_NewRef(PyList_GET_ITEM(batch, i)), *response = Py_NewRef(PySequence_Fast_GET_ITEM(items, i));
+        failed = reply_with(request, response) < 0 && reply_with_error(request, cells, row) < 0;
+        Py_DECREF(request);
+        Py_DECREF(response);
+    }
+    Py_XDECREF(items);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* --- the board: see counting.py ------------------------------------------------------------------------------------ */
 
 static PyObject *
@@ -2068,6 +2282,10 @@ static PyMethodDef functions[] = {
     {"sort_known", sort_known, METH_VARARGS, NULL},
     {"take_answered", take_answered, METH_VARARGS, NULL},
     {"cut", cut, METH_VARARGS, NULL},
+    {"summed", summed, METH_VARARGS, NULL},
+    {"arrivals", arrivals, METH_O, NULL},
+    {"args_of", args_of, METH_O, NULL},
+    {"reply_all", reply_all, METH_VARARGS, NULL},
     {"bucket", bucket, METH_O, NULL},
     {"add", (PyCFunction)(void (*)(void))add, METH_FASTCALL, NULL},
     {"count_batch", count_batch, METH_VARARGS, NULL},
@@ -2089,11 +2307,13 @@ PyInit__speedups(void)
 {
     import_array();
     struct { PyObject **name; const char *is; } names[] = {
-        {&name_answers, "answers"}, {&name_append, "append"}, {&name_cells, "cells"}, {&name_channels, "channels"},
-        {&name_claim, "claim"}, {&name_drop, "drop"}, {&name_eventfd, "eventfd"},
-        {&name_gone, "gone"}, {&name_index, "index"}, {&name_memory, "memory"}, {&name_number, "number"},
-        {&name_popleft, "popleft"}, {&name_row, "row"}, {&name_runs, "runs"}, {&name_segments, "segments"},
-        {&name_size, "size"}, {&name_tell, "tell"},
+        {&name_answers, "answers"}, {&name_append, "append"}, {&name_args, "args"}, {&name_arrived, "arrived"},
+        {&name_cells, "cells"}, {&name_channels, "channels"}, {&name_claim, "claim"}, {&name_deadline, "deadline"},
+        {&name_drop, "drop"}, {&name_eventfd, "eventfd"},
+        {&name_gone, "gone"}, {&name_index, "index"}, {&name_keys, "keys"}, {&name_memory, "memory"},
+        {&name_number, "number"}, {&name_popleft, "popleft"}, {&name_posted, "posted"}, {&name_reply, "reply"},
+        {&name_row, "row"}, {&name_runs, "runs"}, {&name_segments, "segments"}, {&name_size, "size"},
+        {&name_tell, "tell"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         if ((*names[i].name = PyUnicode_InternFromString(names[i].is)) == NULL)

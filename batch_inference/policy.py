@@ -23,6 +23,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Protocol
 
 LADDER = tuple(50e-6 * 2 ** (step / 2) for step in range(19))  # the deltas: 50 us, 71 us, 100 us .. 25.6 ms
@@ -76,6 +77,9 @@ class FixedDelay:
     def arrived(self, time: float, size: int) -> None:
         pass
 
+    def arrived_all(self, times: list[float], sizes: list[int]) -> None:
+        pass
+
     def ran(self, size: int, seconds: float) -> None:
         pass
 
@@ -113,7 +117,7 @@ class Costs:
         return self.fixed
 
 
-@dataclass
+@dataclass(slots=True)
 class Window:
     """The time from a completion, which answered so many requests, to the next one."""
 
@@ -121,9 +125,11 @@ class Window:
     replied: int
     arrivals: list[float] = field(default_factory=list)
 
-    def share(self, delta: float) -> float:
-        """Which share of the callers that were answered sent again within `delta`. The arrivals must be sorted."""
-        return min(1.0, bisect.bisect_right(self.arrivals, self.completion + delta) / self.replied)
+    def shares(self) -> list[float]:
+        """For each delta, the share of the callers that were answered who sent again within it."""
+        arrivals, completion, replied = sorted(self.arrivals), self.completion, self.replied
+        back = map(bisect.bisect_right, repeat(arrivals), [completion + delta for delta in LADDER])
+        return [min(1.0, number / replied) for number in back]
 
 
 class Returning:
@@ -145,6 +151,14 @@ class Returning:
         window = self._window if time > self._window.completion else self._before
         window.arrivals.append(time)
 
+    def arrived_all(self, times: list[float], sizes: list[int]) -> None:
+        """`arrived`, for each of some requests, which came together."""
+        if min(times) > self._window.completion:
+            self._window.arrivals += times
+        else:
+            for time, size in zip(times, sizes):
+                self.arrived(time, size)
+
     def ran(self, size: int, seconds: float) -> None:
         eager = self.costs.learn(size, seconds) < LEAST_FIXED_COST
         if eager is not self.eager:
@@ -162,9 +176,8 @@ class Returning:
         self._before, self._window = self._window, Window(time, requests)
 
     def _learn(self, window: Window) -> None:
-        window.arrivals.sort()  # several clients: descriptors may overtake each other
-        for step, delta in enumerate(LADDER):
-            self._share[step] += LEARNING * (window.share(delta) - self._share[step])
+        shares = zip(self._share, window.shares())
+        self._share = [share + LEARNING * (newest - share) for share, newest in shares]
 
     def wait(self, queue: Queue, now: float) -> float:
         fixed, window = self.costs.fixed, self._window

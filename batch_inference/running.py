@@ -27,7 +27,7 @@ from batch_inference.isolation import Failure, Hope, blame, culprits
 from batch_inference.speedups import in_c
 from batch_inference.transport import codec
 from batch_inference.transport.wire import ERROR
-from batch_inference.waiting import Request
+from batch_inference.waiting import Request, args_of
 
 ENDS = (SystemExit, KeyboardInterrupt)
 """What ends the worker, wherever a model or a batcher raises it."""
@@ -172,12 +172,13 @@ class Runner:
                 batch, responses, failure = self._fail_named(batch, responses, named)
             if responses is not None:
                 self._count_batch(batch, time.monotonic_ns() - started, padding)
-                self._reply(batch, responses)
+                self._answered += len(batch)
+                reply_all(batch, responses, self._cells, self._row)
         return failure
 
     def _call(self, batch: Sequence[Request]) -> tuple[list[Any] | None, Any, Named | None]:
         """Collates, runs and splits: the responses, if there are any; the context; those whom the model named."""
-        requests = [request.args for request in batch]
+        requests = args_of(batch)
         batched, context = self.ahead.finish(requests) or collate(self._batcher, requests)
         named = None
         try:
@@ -236,17 +237,6 @@ class Runner:
             return batch, None, Failure(batch, named.raised) if batch else None
         return batch, [responses[index] for index in others], None
 
-    def _reply(self, batch: Sequence[Request], responses: list[Any]) -> None:
-        self._answered += len(batch)
-        for request, response in zip(batch, responses):
-            try:
-                request.reply(codec.encode(response))
-            except ENDS:
-                raise
-            except BaseException as error:
-                self.count_failed(1)
-                request.reply(codec.encode_error(error), ERROR)
-
     # --- counting: before the reply, so that its caller finds it counted ------------------------------------------
 
     def _count_batch(self, batch: Sequence[Request], nanoseconds: int, padding: tuple[int, int]) -> None:
@@ -257,6 +247,19 @@ class Runner:
 
     def count_failed(self, requests: int, answered: int = 0) -> None:
         add(self._cells, self._row + board.FAILED, requests, self._row + board.REQUESTS, answered)
+
+
+@in_c
+def reply_all(batch: Sequence[Request], responses: Sequence[Any], cells: Any, row: int) -> None:
+    """Answers each request with its response, or with the error of encoding it, which is counted in a worker's row."""
+    for request, response in zip(batch, responses):
+        try:
+            request.reply(codec.encode(response))
+        except ENDS:
+            raise
+        except BaseException as error:
+            add(cells, row + board.FAILED, 1)
+            request.reply(codec.encode_error(error), ERROR)
 
 
 @in_c

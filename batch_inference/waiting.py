@@ -268,6 +268,13 @@ class Waiting:
 
 def summary(queue: deque[Request], limit: int) -> Queue | None:
     """What a policy may know of a queue; None when it fills a batch of size `limit`."""
+    found = summed(queue, limit)
+    return None if found is None else Queue(*found)
+
+
+@in_c
+def summed(queue: deque[Request], limit: int) -> tuple[int, int, float, float | None] | None:
+    """See `summary`; the fields of a Queue."""
     size, deadline = 0, 0
     for request in queue:
         size += request.size
@@ -275,4 +282,15 @@ def summary(queue: deque[Request], limit: int) -> Queue | None:
             return None
         if request.deadline and not 0 < deadline < request.deadline:
             deadline = request.deadline
-    return Queue(len(queue), size, queue[0].arrived / 1e9, deadline / 1e9 if deadline else None)
+    return len(queue), size, queue[0].arrived / 1e9, deadline / 1e9 if deadline else None
+
+
+@in_c
+def arrivals(requests: Sequence[Request]) -> tuple[list[float], list[int]]:
+    """When requests were sent, in seconds, and their sizes."""
+    return [request.arrived / 1e9 for request in requests], [request.size for request in requests]
+
+
+@in_c
+def args_of(requests: Sequence[Request]) -> list[tuple[Any, ...]]:
+    return [request.args for request in requests]

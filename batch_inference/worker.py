@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from batch_inference import board, logs, payload, processes
@@ -31,7 +31,7 @@ from batch_inference.transport import handshake, segment
 from batch_inference.transport.handshake import Connection
 from batch_inference.transport.inbox import Inbox, RemoteInbox, lowest
 from batch_inference.transport.incoming import Incoming
-from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, own_copy, summary
+from batch_inference.waiting import ALONE, ONE, Intake, Request, Waiting, arrivals, own_copy, summary
 
 DEADLINE_MARGIN = 0.005  # seconds, beside two usual runs, that a request is given before its deadline
 LONGEST_WAIT = 1e6  # seconds; the kernel knows no infinite ones, which a policy may ask for
@@ -89,23 +89,20 @@ class Worker:
         self._limit = limit = most = cells[board.MAX_BATCH_SIZE]
         if cells[row + board.SIZE_LIMIT]:
             self._limit = limit = self._smaller(most)
-        told = None if self._policy.eager else self._policy.arrived
         done = 0
         while done < len(arrived):
             start, done = done, self._intake.sort(arrived, done, limit, self._waiting.queues)
-            if told is not None:
-                for incoming in arrived[start:done]:
-                    told(incoming.arrived / 1e9, incoming.size)
+            self._tell(arrived[start:done])
             if done < len(arrived):
-                self._take_one(arrived[done], limit, most, told)
+                self._take_one(arrived[done], limit, most)
                 done += 1
 
-    def _take_one(self, incoming: Incoming, limit: int, most: int, told: Callable[[float, int], None] | None) -> None:
+    def _take_one(self, incoming: Incoming, limit: int, most: int) -> None:
         """Queues a request that takes more than to look up what is known of its layout."""
         try:
-            for request in self._intake.requests(incoming, limit, most):
-                if told is not None:
-                    told(incoming.arrived / 1e9, request.size)
+            requests = self._intake.requests(incoming, limit, most)
+            self._tell(requests)
+            for request in requests:
                 self._waiting.add(request)
         except ENDS:
             raise
@@ -113,6 +110,10 @@ class Worker:
             self._runner.count_failed(1, answered=1)
             incoming.fail(error)
             self._inbox.flush()
+
+    def _tell(self, requests: Sequence[Request]) -> None:
+        if requests and not self._policy.eager:
+            self._policy.arrived_all(*arrivals(requests))
 
     def _smaller(self, most: int) -> int:
         """`most`, or the size that memory was found to hold, as long as that is less than any max_batch_size since."""
@@ -179,8 +180,9 @@ class Guarded:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def arrived(self, time: float, size: int) -> None:
-        self._ask("arrived", time, size)
+    def arrived_all(self, times: list[float], sizes: list[int]) -> None:
+        for sent, size in zip(times, sizes):
+            self._ask("arrived", sent, size)
 
     def ran(self, size: int, seconds: float) -> None:
         self._ask("ran", size, seconds)

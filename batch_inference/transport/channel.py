@@ -151,6 +151,11 @@ class FarChannel(Protocol):
 
     eventfd: int  # what `post` adds one to, if that is all it does; or -1
 
+    @property
+    def keys(self) -> list[int] | None:
+        """What `post` appends a slot's key to, if that is all it does and it takes a flush."""
+        ...
+
     def post(self, segment: int, unit: int) -> bool:
         """Tells of a finished slot; True when it takes a `flush` to send that."""
         ...
@@ -188,6 +193,8 @@ class ThreadChannel:
 
 
 class FarThreadChannel:
+    keys = None
+
     def __init__(self, fd: int) -> None:
         self.eventfd = fd
 
@@ -252,20 +259,20 @@ class FarPipeChannel:
             self._fd = reopen(fd, os.O_RDWR | os.O_NONBLOCK)
         finally:
             os.close(fd)
-        self._posted: list[int] = []
+        self.keys: list[int] = []
 
     def post(self, segment: int, unit: int) -> bool:
-        self._posted.append(segment | unit << 32)  # slot_key
+        self.keys.append(slot_key(segment, unit))
         return True
 
     def flush(self) -> bool:
         """Sends what was posted; False when some is left."""
-        while self._posted:
+        while self.keys:
             try:
-                os.write(self._fd, array("Q", self._posted[:ENTRIES_PER_WRITE]))
+                os.write(self._fd, array("Q", self.keys[:ENTRIES_PER_WRITE]))
             except BlockingIOError:
                 return False
-            del self._posted[:ENTRIES_PER_WRITE]
+            del self.keys[:ENTRIES_PER_WRITE]
         return True
 
     def fileno(self) -> int:
@@ -279,6 +286,7 @@ class LocalThreadChannel:
     """Both ends of a waiting thread's channel: a lock that its waiter holds."""
 
     eventfd = -1
+    keys = None
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -312,6 +320,7 @@ class LocalKeyChannel:
     """Both ends of a channel of keys within one process: `deliver` gets them in the worker's thread."""
 
     eventfd = -1
+    keys = None
 
     def __init__(self, number: int, deliver: Callable[[list[int]], None]) -> None:
         self.number = number

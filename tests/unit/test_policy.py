@@ -57,6 +57,23 @@ def test_it_knows_nothing_at_first_and_runs_at_once() -> None:
     assert policy.wait(Queue(1, 1, 5.001), 5.001) <= 0
 
 
+def test_requests_that_came_together_count_as_one_by_one() -> None:
+    one_by_one, together = learned(8, 80e-6), learned(8, 80e-6)
+    start = one_by_one.now
+    for batch in range(30):
+        random.seed(batch)
+        times = [start + 2e-3 * batch + random.uniform(-1e-3 if batch % 2 else 10e-6, 90e-6) for _ in range(8)]
+        for sent in times:
+            one_by_one.policy.arrived(sent, 1)
+        together.policy.arrived_all(times, [1] * 8)
+        now, queue = max(times), Queue(3, 3, min(times))
+        assert together.policy.wait(queue, now) == one_by_one.policy.wait(queue, now)
+        for loop in (one_by_one, together):
+            loop.now = start + 2e-3 * batch
+            loop.run(8)
+    assert repr(together.policy) == repr(one_by_one.policy)
+
+
 def test_it_waits_for_callers_that_return_and_no_longer_than_the_last_one_takes() -> None:
     loop = learned(callers=8, after=80e-6)
     first = loop.now + 50e-6

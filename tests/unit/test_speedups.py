@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +24,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batch_inference import awaited, board, buffers, counting, loops, running, speedups, tensors
+from batch_inference import awaited, board, buffers, counting, loops, running, speedups, tensors, waiting
 from batch_inference.batcher import ConcatBatcher
 from batch_inference.gate import Gate
 from batch_inference.ledger import Ledger
-from batch_inference.transport import codec, inbox, segment
+from batch_inference.transport import codec, inbox, incoming, segment
 from batch_inference.transport.arena import Arena
 from batch_inference.transport.slot import Slot
-from batch_inference.transport.wire import ERROR, FINISHED, FINISHED_OFFSET, HEADER_SIZE, OK, SENT
+from batch_inference.transport.wire import (
+    DESCRIPTOR,
+    ERROR,
+    FINISHED,
+    FINISHED_OFFSET,
+    HEADER_SIZE,
+    OK,
+    SENT,
+    UNIT,
+    reply_at,
+    slot_key,
+)
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = {**os.environ, "BATCH_INFERENCE_NO_EXTENSIONS": "1"}
@@ -457,6 +469,134 @@ def test_what_is_answered_is_taken_from_what_waits(of: Any) -> None:
     assert waiting[large.key].result() is late and not waiting[unanswered.key].done()
     assert take_answered(waiting, [large.key], 500, late) == []  # its task sees to it
     loop.close()
+
+
+class Caller:
+    """Requests in slots of one client, as its worker opens them; and what comes back."""
+
+    eventfd = -1
+
+    def __init__(self) -> None:
+        self.memory = segment.private(1 << 16)
+        self.peer = incoming.Peer(7)
+        self.peer.segments[0], self.peer.channels[0] = self.memory, self  # type: ignore[assignment]
+        self.keys: list[int] = []
+        self.posted: set[Caller] = set()
+        self.elsewhere: list[tuple[int, Any]] = []
+
+    def requests(self, count: int, deadlines: list[int] | None = None) -> list[incoming.Incoming]:
+        descriptors, opened = b"", list[incoming.Incoming]()
+        for number in range(count):
+            SENT.pack_into(self.memory.memory, number * 64 * UNIT, 1, 0, 0, 0, 62 * UNIT)
+            deadline = deadlines[number] if deadlines else 0
+            descriptors += DESCRIPTOR.pack(7, 0, 0, number * 64, 1, time.monotonic_ns(), deadline)
+        assert not incoming.open_requests(self, {7: self.peer}, descriptors, opened)  # type: ignore[arg-type]
+        return opened
+
+    def answer(self, number: int) -> tuple[int, Any]:
+        """The status of the request with that number, and its reply."""
+        start = number * 64 * UNIT
+        size, _, status, gen = FINISHED.unpack_from(self.memory.memory, start + FINISHED_OFFSET)
+        return (status, codec.decode(self.memory.memory, start + reply_at(0), size)) if gen else (0, None)
+
+    def post(self, segment: int, unit: int) -> bool:
+        self.keys.append(slot_key(segment, unit))
+        return True
+
+    def reply_elsewhere(self, peer: Any, slot: tuple[int, int, int, int], encoded: Any) -> None:
+        self.elsewhere.append((slot[1], codec.decode(written(encoded), 0, len(encoded))))
+
+
+class Ends:
+    """Cannot be sent, as pickling it raises `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+both_replies = pytest.mark.parametrize("reply_all", {running.reply_all, speedups.in_python["reply_all"]})
+
+
+@both_replies
+def test_each_request_is_answered_with_its_response_or_the_error_of_sending_it(reply_all: Any) -> None:
+    caller, array = Caller(), np.arange(12, dtype=np.float32).reshape(3, 4)
+    cells, row = segment.private(board.BOARD_SIZE).quads, board.worker_row(0)
+    told: list[tuple[Any, ...]] = []
+    responses = [array, array.T, np.ones(()), {"a": array}, Ends(ValueError("no")), np.ones(1000), array[1:]]
+    batch = [*caller.requests(len(responses)), SimpleNamespace(reply=lambda *args: told.append(args))]
+    for _ in range(2):  # the second time the layouts are known
+        reply_all(batch, [*responses, array], cells, row)
+    for number, response in enumerate(responses):
+        status, reply = caller.answer(number)
+        if number == 4:
+            assert status == ERROR
+        elif number == 5:
+            assert status == 0
+        else:
+            assert status == OK
+            np.testing.assert_equal(reply, response)
+    assert [unit for unit, _ in caller.elsewhere] == [5 * 64] * 2
+    np.testing.assert_array_equal(caller.elsewhere[0][1], np.ones(1000))
+    assert caller.posted == {caller} and caller.keys == [slot_key(0, n * 64) for n in (0, 1, 2, 3, 4, 6)] * 2
+    assert [written(args[0]) for args in told] == [written(codec.encode(array))] * 2
+    assert {index - row: cells[index] for index in range(len(cells)) if cells[index]} == {board.FAILED: 2}
+
+
+@both_replies
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_worker_ends_it_in_the_middle_of_replies(reply_all: Any, end: Any) -> None:
+    caller, cells = Caller(), segment.private(board.BOARD_SIZE).quads
+    with pytest.raises(end):
+        reply_all(caller.requests(3), [1, Ends(end()), 3], cells, board.worker_row(0))
+    assert [caller.answer(number)[0] for number in range(3)] == [OK, 0, 0] and not any(cells)
+
+
+@both_replies
+def test_a_caller_that_has_gone_gets_no_reply(reply_all: Any) -> None:
+    caller = Caller()
+    caller.peer.gone = True
+    reply_all(caller.requests(2), [np.ones(3), 1], segment.private(board.BOARD_SIZE).quads, board.worker_row(0))
+    assert caller.answer(0) == caller.answer(1) == (0, None) and not caller.keys and not caller.posted
+
+
+@both_replies
+def test_an_error_that_cannot_be_told_is_not_silent(reply_all: Any) -> None:
+    caller = Caller()
+    caller.peer.channels[0] = SimpleNamespace(eventfd=-1, keys=None, post=lambda *_: 1 / 0)  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        reply_all(caller.requests(1), [1], segment.private(board.BOARD_SIZE).quads, board.worker_row(0))
+
+
+@pytest.mark.parametrize("of", [{}, speedups.in_python])
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 10**9, 2 * 10**9]), st.booleans()), max_size=8),
+    st.integers(1, 30),
+)
+def test_what_waits_is_summed_up(of: Any, waits: list[tuple[int, int, bool]], limit: int) -> None:
+    summed, arrivals, args_of = (of.get(name, getattr(waiting, name)) for name in ("summed", "arrivals", "args_of"))
+    opened = Caller().requests(len(waits), [deadline for _, deadline, _ in waits])
+    queue: deque[Any] = deque()
+    for request, (size, deadline, whole) in zip(opened, waits):
+        request.size, request.args = size, (size,)
+        of_part = SimpleNamespace(size=size, arrived=request.arrived, deadline=deadline, args=request.args)
+        queue.append(request if whole else of_part)
+    times = [request.arrived / 1e9 for request in opened]
+    assert arrivals(list(queue)) == (times, [size for size, _, _ in waits])
+    assert args_of(list(queue)) == [(size,) for size, _, _ in waits]
+    size, deadlines = sum([size for size, _, _ in waits]), [deadline / 1e9 for _, deadline, _ in waits if deadline]
+    if queue:
+        expected = None if size >= limit else (len(queue), size, times[0], min(deadlines, default=None))
+        assert summed(queue, limit) == expected
+
+
+@pytest.mark.parametrize("of", [{}, speedups.in_python])
+def test_what_is_no_request_cannot_wait(of: Any) -> None:
+    for name in ("summed", "arrivals", "args_of"):
+        with pytest.raises(AttributeError):
+            of.get(name, getattr(waiting, name))(deque([3]), *([9] if name == "summed" else []))
 
 
 @pytest.fixture
