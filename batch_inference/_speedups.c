@@ -29,6 +29,9 @@
 #define BUCKETS 128     /* of a histogram: board.BUCKETS */
 #define MAX_WORKERS 64  /* board.MAX_WORKERS */
 #define MAX_PENDING 259 /* board.MAX_PENDING */
+#define CLIENT_ROWS 256 /* board.CLIENT_ROWS */
+#define ROW 512         /* board.ROW */
+#define FIRST_CLIENT 33792      /* board.client_row(0) */
 #define TRANSPORT 64    /* board.TRANSPORT; these are too: */
 enum { REQUESTS = 0, FAILED = 1, BATCHES = 2, SIZE = 3, RUNNING = 144 };
 
@@ -1201,7 +1204,7 @@ own_cell(Cells *cells, PyObject *board, Py_ssize_t index, Py_ssize_t most)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *requests, *ready, *board, *choose;
+    PyObject *requests, *ready, *board;
     Cells cells;
     long long counts[MAX_WORKERS];
 } Ledger;
@@ -1209,12 +1212,11 @@ typedef struct {
 static int
 Ledger_init(Ledger *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"board", "choose", NULL};
-    PyObject *board, *choose;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &board, &choose))
+    static char *names[] = {"board", NULL};
+    PyObject *board;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &board))
         return -1;
     Py_XSETREF(self->board, Py_NewRef(board));
-    Py_XSETREF(self->choose, Py_NewRef(choose));
     Py_XSETREF(self->requests, PyDict_New());
     Py_XSETREF(self->ready, PyList_New(0));
     return self->requests == NULL || self->ready == NULL ? -1 : 0;
@@ -1226,7 +1228,6 @@ Ledger_traverse(Ledger *self, visitproc visit, void *arg)
     Py_VISIT(self->requests);
     Py_VISIT(self->ready);
     Py_VISIT(self->board);
-    Py_VISIT(self->choose);
     Py_VISIT(self->cells.object);
     return 0;
 }
@@ -1237,7 +1238,6 @@ Ledger_clear(Ledger *self)
     Py_CLEAR(self->requests);
     Py_CLEAR(self->ready);
     Py_CLEAR(self->board);
-    Py_CLEAR(self->choose);
     Py_CLEAR(self->cells.object);
     return 0;
 }
@@ -1271,6 +1271,47 @@ Ledger_count(Ledger *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The requests that a worker has, of all clients. */
+static uint64_t
+outstanding(Cells *cells, Py_ssize_t index)
+{
+    uint64_t sum = 0, rows = cells->count > CLIENT_ROWS ? cells->at[CLIENT_ROWS] : 0;
+    for (Py_ssize_t at = FIRST_CLIENT + index; rows > 0 && at < cells->count; at += ROW, rows--)
+        sum += cells->at[at];
+    return sum;
+}
+
+/* Of several that are ready; NULL with an exception. */
+static PyObject *
+least_loaded(Ledger *self)
+{
+    Py_ssize_t best = -1;
+    uint64_t least = UINT64_MAX;
+    if (look_at(&self->cells, self->board) < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->ready); i++) {
+        Py_ssize_t index = number_of(PyList_GET_ITEM(self->ready, i), name_index);
+        if (index < 0 || index >= MAX_WORKERS) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_IndexError, "there is no such worker");
+            return NULL;
+        }
+        uint64_t has = outstanding(&self->cells, index);
+        if (has < least) {
+            least = has;
+            best = i;
+        }
+    }
+    if (best < 0) {
+        PyErr_SetString(PyExc_IndexError, "no worker is ready");
+        return NULL;
+    }
+    PyObject *peer = Py_NewRef(PyList_GET_ITEM(self->ready, best));     /* among equals each in turn: it is the last now */
+    if (PyList_SetSlice(self->ready, best, best + 1, NULL) < 0 || PyList_Append(self->ready, peer) < 0)
+        Py_CLEAR(peer);
+    return peer;
+}
+
 static PyObject *
 assign(Ledger *self, Slot *slot)
 {
@@ -1279,7 +1320,7 @@ assign(Ledger *self, Slot *slot)
         peer = Py_NewRef(Py_None);
     else if (PyList_GET_SIZE(self->ready) == 1)
         peer = Py_NewRef(PyList_GET_ITEM(self->ready, 0));
-    else if ((peer = PyObject_CallOneArg(self->choose, self->ready)) == NULL)
+    else if ((peer = least_loaded(self)) == NULL)
         return NULL;
     Py_XSETREF(slot->worker, Py_NewRef(peer));
     if (peer != Py_None && count(self, peer, 1) < 0)

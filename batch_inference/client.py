@@ -83,7 +83,7 @@ class Client:
         with self._lock:  # what the link has to tell waits until there is all that it takes to hear it
             self.link = make_link(self)
             self.arena = Arena(shared_memory, self.link.make_segment, self.link.announce_segment)
-            self._ledger = Ledger(self.link, self._least_loaded)
+            self._ledger = Ledger(self.link)
             self._outstanding, self._ready = self._ledger.requests, self._ledger.ready
             self.room = Room(
                 self.arena,
@@ -286,13 +286,6 @@ class Client:
             f"no answer within {age:.3f} s; {where}. {self.room.pending()} requests are pending, "
             f"{len(self._outstanding)} of them of this process"
         )
-
-    def _least_loaded(self, ready: list[Peer]) -> Peer:
-        """The ready worker with least outstanding work, over all clients; among equals each in turn."""
-        peer = min(ready, key=lambda peer: board.outstanding(self.link.cells, peer.index))
-        ready.remove(peer)
-        ready.append(peer)
-        return peer
 
     def _check_open(self) -> None:
         if self._over is not None:

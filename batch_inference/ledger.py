@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from batch_inference.board import MAX_WORKERS
+from batch_inference.board import MAX_WORKERS, outstanding
 from batch_inference.speedups import in_c
 from batch_inference.transport.channel import NearChannel
 from batch_inference.transport.slot import Slot
@@ -31,16 +31,12 @@ class Board(Protocol):
 
 @in_c
 class Ledger:
-    """Counts on the board as well. Has no lock: its user holds one for every call.
+    """Counts on the board as well. Has no lock: its user holds one for every call."""
 
-    `choose` says which of several ready workers gets the next request.
-    """
-
-    def __init__(self, board: Board, choose: Callable[[list[Peer]], Peer]) -> None:
+    def __init__(self, board: Board) -> None:
         self.requests: dict[int, Slot] = {}  # that are outstanding, by their slots' keys
         self.ready: list[Peer] = []
         self._board = board
-        self._choose = choose
         self._counts = [0] * MAX_WORKERS
 
     def enter(self, slot: Slot, channel: NearChannel, deadline: float | None) -> Peer | None:
@@ -67,8 +63,16 @@ class Ledger:
         if not ready:
             slot.worker = None
             return None
-        slot.worker = peer = ready[0] if len(ready) == 1 else self._choose(ready)
+        slot.worker = peer = ready[0] if len(ready) == 1 else self._least_loaded()
         self.count(peer, 1)
+        return peer
+
+    def _least_loaded(self) -> Peer:
+        """The ready worker with least outstanding work, over all clients; among equals each in turn."""
+        cells, ready = self._board.cells, self.ready
+        peer = min(ready, key=lambda peer: outstanding(cells, peer.index))
+        ready.remove(peer)
+        ready.append(peer)
         return peer
 
     def assign_all(self, slots: Iterable[Slot], client: int) -> dict[Peer, list[bytes]]:

@@ -32,23 +32,23 @@ TURNS, FUTURES = 40_000, 100_000  # a round, of all processes together
 FLAT = Goal(times=1.2, at_most=True)
 
 
-Case = tuple[str, int, int]
-"""The name of a peer, its client processes, its workers."""
+Case = tuple[str, int, int, int]
+"""The name of a peer, its client processes, the callers of each, its workers."""
 
 
 def rounds_of(cases: Sequence[Case], options: Options) -> dict[Case, list[Round]]:
     """Each in turn, round by round."""
     found: dict[Case, list[Round]] = {case: [] for case in cases}
-    made = [Contender(BY_NAME[name], "a", 0, clients, workers) for name, clients, workers in cases]
+    made = [Contender(BY_NAME[name], "a", 0, clients, workers) for name, clients, _, workers in cases]
     with started(made) as running:
         if len(running) < len(made):
             raise FailedError("a host did not start")
         for turn in range(options.rounds):
             for case, contender in zip(cases, made):
-                name, clients, workers = case
-                got = contender.cell(turn, CALLERS * clients, options.window, options.warm)
+                name, clients, callers, workers = case
+                got = contender.cell(turn, clients * callers, options.window, options.warm)
                 found[case].append(got)
-                log(f"  {turn + 1} {name:18} {clients} client processes, {workers} workers {described(got)}")
+                log(f"  {turn + 1} {name:18} {clients} x {callers} callers, {workers} workers {described(got)}")
     return found
 
 
@@ -118,13 +118,18 @@ def queues(options: Options) -> dict[int, list[Round]]:
 
 
 def run(options: Options) -> list[Found]:
-    names = OURS[0], BARE[0]
-    clients = rounds_of([(name, number, 1) for number in CLIENTS for name in names], options)
-    workers = rounds_of([(name, CLIENTS_OF_WORKERS, number) for number in WORKERS for name in names], options)
-    ours, bare = ({number: clients[name, number, 1] for number in CLIENTS} for name in names)
+    names, few = (OURS[0], BARE[0]), CLIENTS_OF_WORKERS
+    clients = rounds_of([(name, number, CALLERS, 1) for number in CLIENTS for name in names], options)
+    shares = [(OURS[0], few, CALLERS // number, 1) for number in WORKERS if number > 1]
+    workers = rounds_of([*((name, few, CALLERS, number) for number in WORKERS for name in names), *shares], options)
+    ours, bare = ({number: clients[name, number, CALLERS, 1] for number in CLIENTS} for name in names)
     rows = [*judged(ours, f"client processes x {CALLERS} threads", bare)]
-    ours, bare = ({number: workers[name, CLIENTS_OF_WORKERS, number] for number in WORKERS} for name in names)
-    rows += judged(ours, f"workers, {CLIENTS_OF_WORKERS} client processes x {CALLERS} threads", bare)
+    ours, bare = ({number: workers[name, few, CALLERS, number] for number in WORKERS} for name in names)
+    rows += judged(ours, f"workers, {few} client processes x {CALLERS} threads", bare)
+    for share in shares:
+        number = CALLERS // share[2]
+        title = f"the same {number} workers, beside one with {few} x {share[2]} threads, CPU a request"
+        rows.append(judge(title, "us", costs(ours[number], workers[share])))
     rows += judged(queues(options), "requests waiting")
     near, _ = two_cores()
     title = f"processes x {CALLERS} threads, taking turns at plain Python, a turn"

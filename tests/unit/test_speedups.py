@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import importlib
-import itertools
 import os
 import shutil
 import signal
@@ -258,7 +257,7 @@ def test_what_memory_is_read_lies_within_it() -> None:
 
 @in_c_only
 def test_a_ledger_is_of_slots() -> None:
-    ledger = Ledger(SimpleNamespace(cells=segment.private(1 << 12).quads, row=0), min)
+    ledger = Ledger(SimpleNamespace(cells=segment.private(1 << 12).quads, row=0))
     for call in (ledger.assign, ledger.leave, lambda slot: ledger.enter(slot, None, None)):
         with pytest.raises(TypeError, match="slot"):
             call("none")
@@ -273,7 +272,7 @@ def test_a_ledger_is_of_slots() -> None:
 def test_a_ledger_counts_where_its_board_lies_now(ledger_type: Any) -> None:
     one, other = segment.private(1 << 12), segment.private(1 << 12)
     link, peer, channel = SimpleNamespace(cells=one.quads, row=64), SimpleNamespace(index=3), SimpleNamespace(number=1)
-    ledger, slots = ledger_type(link, min), [Slot(one, 0, 1024 * n, 10) for n in range(2)]
+    ledger, slots = ledger_type(link), [Slot(one, 0, 1024 * n, 10) for n in range(2)]
     assert ledger.enter(slots[0], channel, None) is None and slots[0].worker is None and slots[0].deadline == 0
     ledger.ready.append(peer)
     assert ledger.enter(slots[1], channel, 2.5) is peer and slots[1].deadline == 2_500_000_000
@@ -287,18 +286,39 @@ def test_a_ledger_counts_where_its_board_lies_now(ledger_type: Any) -> None:
         ledger.count(peer, 1)
 
 
-def test_of_several_workers_the_one_that_was_chosen_gets_a_request() -> None:
-    peers = [SimpleNamespace(index=index) for index in range(3)]
-    memory = segment.private(1 << 12)
-    ledger = Ledger(SimpleNamespace(cells=memory.quads, row=0), lambda ready: ready[1])
-    ledger.ready.extend(peers)
-    assert ledger.assign(Slot(memory, 0, 1024, 10)) is peers[1] and memory.quads[:3].tolist() == [0, 1, 0]
+@pytest.mark.parametrize("ledger_type", {Ledger, speedups.in_python["Ledger"]})
+def test_of_several_workers_the_one_with_the_least_of_all_clients_gets_a_request(ledger_type: Any) -> None:
+    cells, slot = segment.private(board.BOARD_SIZE).quads, Slot(segment.private(1 << 12), 0, 1024, 10)
+    ledger = ledger_type(SimpleNamespace(cells=cells, row=board.client_row(2)))
+    peers = [Peer(index) for index in range(4)]
+    ledger.ready.extend(peers[:3])
+    cells[board.CLIENT_ROWS] = 3
+    cells[board.client_row(0) + 1] = 2  # others' requests; there is no fourth client
+    cells[board.client_row(1) + 2] = 1
+    cells[board.client_row(3)] = 9
+    assert [ledger.assign(slot).index for _ in range(7)] == [0, 2, 0, 1, 2, 0, 1]
+    assert [cells[board.client_row(2) + index] for index in range(4)] == [3, 2, 2, 0]
+    ledger.ready.append(peers[3])
+    assert ledger.assign(slot) is peers[3] and set(ledger.ready) == set(peers)
+    assert [board.outstanding(cells, index) for index in range(4)] == [3, 4, 3, 1]
+
+
+@in_c_only
+def test_a_worker_has_its_place_on_the_board() -> None:
+    slot = Slot(segment.private(1 << 12), 0, 1024, 10)
+    ledger = Ledger(SimpleNamespace(cells=segment.private(board.BOARD_SIZE).quads, row=board.client_row(0)))
+    ledger.ready.extend([Peer(1), Peer(board.MAX_WORKERS)])
+    with pytest.raises(IndexError):
+        ledger.assign(slot)
+    ledger.ready[:] = [Peer(1), SimpleNamespace()]  # type: ignore[list-item]
+    with pytest.raises(AttributeError):
+        ledger.assign(slot)
 
 
 @pytest.mark.parametrize("ledger_type", {Ledger, speedups.in_python["Ledger"]})
 def test_several_requests_are_entered_assigned_and_left_at_once(ledger_type: Any) -> None:
-    memory, turn = segment.private(1 << 14), itertools.count()
-    ledger = ledger_type(SimpleNamespace(cells=memory.quads, row=0), lambda ready: ready[next(turn) % 2])
+    memory = segment.private(1 << 14)
+    ledger = ledger_type(SimpleNamespace(cells=memory.quads, row=0))
     one, other = Peer(0), Peer(1)
     channel, slots = SimpleNamespace(number=5), [Slot(memory, 0, 1024 * n, 10) for n in range(1, 6)]
 
