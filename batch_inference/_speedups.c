@@ -128,12 +128,12 @@ bucket_of(int64_t ns)
     return index < BUCKETS ? (int)index : BUCKETS - 1;
 }
 
-/* An attribute that is a small number; -1 with an exception if it is none. */
-static Py_ssize_t
+/* An attribute that is a whole number; -1 with an exception if it is none. */
+static long long
 number_of(PyObject *object, PyObject *name)
 {
     PyObject *number = PyObject_GetAttr(object, name);
-    Py_ssize_t value = number == NULL ? -1 : PyLong_AsSsize_t(number);
+    long long value = number == NULL ? -1 : PyLong_AsLongLong(number);
     Py_XDECREF(number);
     return value;
 }
@@ -1920,16 +1920,6 @@ failed:
     return NULL;
 }
 
-/* An attribute of a request as an integer; -1 with an exception if it is none. */
-static long long
-integer_of(PyObject *request, PyObject *name)
-{
-    PyObject *number = PyObject_GetAttr(request, name);
-    long long value = number == NULL ? -1 : PyLong_AsLongLong(number);
-    Py_XDECREF(number);
-    return value;
-}
-
 typedef struct { long long size, arrived, deadline; } Times;    /* of a request */
 
 /* 0, or -1 with an exception. */
@@ -1941,9 +1931,9 @@ look_up(PyObject *request, Times *times)
         *times = (Times){self->size, self->arrived, self->deadline};
         return 0;
     }
-    times->size = integer_of(request, name_size);
-    times->arrived = PyErr_Occurred() ? -1 : integer_of(request, name_arrived);
-    times->deadline = PyErr_Occurred() ? -1 : integer_of(request, name_deadline);
+    times->size = number_of(request, name_size);
+    times->arrived = PyErr_Occurred() ? -1 : number_of(request, name_arrived);
+    times->deadline = PyErr_Occurred() ? -1 : number_of(request, name_deadline);
     return PyErr_Occurred() ? -1 : 0;
 }
 
