@@ -192,6 +192,17 @@ learn_prefix(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
     return bytes;
 }
 
+/* What comes before the bytes of `value`, an array or a request of one, borrowed; NULL, with an exception or without, where
+   Python must do it. */
+static PyObject *
+prefix_for(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
+{
+    if (!PyArray_IS_C_CONTIGUOUS(array))
+        return NULL;
+    PyObject *prefix = find_prefix(prefixes, array);
+    return prefix != NULL ? prefix : learn_prefix(prefixes, array, value);
+}
+
 typedef struct { PyObject_HEAD PyObject *prefix, *array; } Large;
 
 static void
@@ -275,10 +286,8 @@ put(PyObject *encoded, char *address, PyObject *memory, Py_ssize_t offset)
 static PyObject *
 encode_array(Prefixes *prefixes, PyArrayObject *array, PyObject *value)
 {
-    if (!PyArray_IS_C_CONTIGUOUS(array))
-        return NULL;
-    PyObject *prefix = find_prefix(prefixes, array);
-    if (prefix == NULL && (prefix = learn_prefix(prefixes, array, value)) == NULL)
+    PyObject *prefix = prefix_for(prefixes, array, value);
+    if (prefix == NULL)
         return NULL;
     Py_ssize_t before = PyBytes_GET_SIZE(prefix), size = PyArray_NBYTES(array);
     if (before + size > SMALL) {
@@ -1020,12 +1029,10 @@ reply(Incoming *self, PyObject *encoded, uint32_t status)
 static int
 reply_array(Incoming *self, PyArrayObject *array)
 {
-    PyObject *prefix = NULL;
     int gone = is_gone(self);
     if (gone != 0)
         return gone;
-    if (PyArray_IS_C_CONTIGUOUS(array) && (prefix = find_prefix(&of_arrays, array)) == NULL)
-        prefix = learn_prefix(&of_arrays, array, (PyObject *)array);
+    PyObject *prefix = prefix_for(&of_arrays, array, (PyObject *)array);
     if (prefix == NULL)
         return PyErr_Occurred() ? -1 : 0;
     Py_ssize_t before = PyBytes_GET_SIZE(prefix), size = PyArray_NBYTES(array);

@@ -67,7 +67,7 @@ prepare() {
         "$base" -m venv --clear .venv || fail "could not make .venv with $base."
     fi
     stamp=".venv/installed-$name"
-    state="$(cat pyproject.toml constraints.txt setup.cfg setup.py batch_inference/_speedups.c scripts/environment.sh | cksum) $PWD"
+    state="$(cat pyproject.toml constraints.txt setup.cfg setup.py batch_inference/_*.[ch] scripts/environment.sh | cksum) $PWD"
     # Tests start interpreters by the hundred; where PYTHONDONTWRITEBYTECODE is set each would compile the library anew.
     "$python" -m compileall -q batch_inference
     [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return
